@@ -1,0 +1,623 @@
+//! A connection: the protocol, its lanes, and everything that drives them.
+//!
+//! Three kinds of lock, always taken in this order and never two of one kind: a lane's sending half, a lane's receiving half, the
+//! state. System calls and long copies are made under a half's lock only, so both directions move at once, and an operation can be
+//! posted while another thread moves bytes.
+
+use std::cell::Cell;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
+use std::task::Waker;
+use std::time::{Duration, Instant};
+
+use super::state::{Op, State};
+use crate::error::Error;
+use crate::path::{Facts, PathKind, PathPolicy};
+use crate::proto::{Connection, Place, Sent, Token};
+use crate::reactor::spin::Spin;
+use crate::reactor::{Reactor, Source, SourceId, lock};
+use crate::transport::inproc::{InprocBell, InprocEnd};
+use crate::transport::tcp::rx::violation;
+use crate::transport::tcp::{TcpReceiver, TcpSender};
+use crate::transport::{Dest, Received, Receiver, Sender, Sink};
+use crate::wire::frame::Frame;
+
+/// What one round of progress takes in at most, in bytes, before other tasks get their turn.
+const RX_BUDGET: usize = 1 << 20;
+/// Rounds of filling and flushing a lane before other tasks get their turn.
+const TX_ROUNDS: usize = 4;
+/// Rounds that the driver makes for one connection before it looks at the next.
+const DRIVER_ROUNDS: usize = 4;
+/// The lane number of the bootstrap connection where it carries no frames, but only life.
+const LIFE: usize = 255;
+
+/// What does not change.
+pub(crate) struct Info {
+    pub peer: SocketAddr,
+    pub local: SocketAddr,
+    /// Names the connection in descriptors of exposed memory.
+    pub session: u64,
+    pub acceptor: bool,
+    pub facts: Facts,
+    pub policy: PathPolicy,
+    pub kind: PathKind,
+    /// Why this path.
+    pub reason: String,
+    pub linger: Duration,
+}
+
+pub(crate) struct Conn {
+    pub(crate) info: Info,
+    state: Mutex<State>,
+    lanes: Box<[Lane]>,
+    life: Option<TcpStream>,
+    pub(crate) reactor: Arc<Reactor>,
+    id: OnceLock<SourceId>,
+    /// Polls of futures, so that the reactor sees when they stop.
+    activity: AtomicU32,
+    seen: AtomicU32,
+    watched: AtomicBool,
+    pub(crate) log: super::events::Log,
+}
+
+struct Lane {
+    rx: Mutex<Box<dyn Receiver>>,
+    tx: Mutex<Tx>,
+    bell: Bell,
+    /// Bits: watched for arrivals, for room.
+    armed: AtomicU8,
+    /// The sending half has something left that did not fit.
+    blocked: AtomicBool,
+    /// Something was posted while the sending half was busy.
+    dirty: AtomicBool,
+}
+
+struct Tx {
+    sender: Box<dyn Sender>,
+    sent: Vec<Sent>,
+}
+
+enum Bell {
+    Tcp(Arc<TcpStream>),
+    Inproc(InprocBell),
+}
+
+/// What carries the frames.
+pub(crate) enum Links {
+    /// One socket a lane.
+    Tcp { sockets: Vec<TcpStream>, zero_copy: bool },
+    /// A pipe, and the socket that tells whether the peer lives.
+    Inproc { end: InprocEnd, life: TcpStream },
+}
+
+impl Lane {
+    fn new(rx: Box<dyn Receiver>, sender: Box<dyn Sender>, bell: Bell) -> Self {
+        Lane {
+            rx: Mutex::new(rx),
+            tx: Mutex::new(Tx { sender, sent: Vec::new() }),
+            bell,
+            armed: AtomicU8::new(0),
+            blocked: AtomicBool::new(false),
+            dirty: AtomicBool::new(false),
+        }
+    }
+}
+
+thread_local! {
+    /// Spare lists for what is woken and dropped after the lock, so that a steady flow allocates nothing.
+    static SPARE: Cell<(Vec<Waker>, Vec<Op>)> = const { Cell::new((Vec::new(), Vec::new())) };
+}
+
+fn try_lock<T: ?Sized>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
+/// What a round of progress did.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Moved {
+    /// Something came in.
+    pub received: bool,
+    /// There is more to do at once.
+    pub more: bool,
+}
+
+impl Conn {
+    pub(crate) fn start(info: Info, proto: Connection, links: Links, reactor: &Arc<Reactor>) -> Result<Arc<Self>, Error> {
+        let mut life = None;
+        let lanes: Box<[Lane]> = match links {
+            Links::Tcp { sockets, zero_copy } => sockets
+                .into_iter()
+                .map(|socket| {
+                    let socket = Arc::new(socket);
+                    let rx = Box::new(TcpReceiver::new(Arc::clone(&socket)));
+                    let tx = Box::new(TcpSender::new(Arc::clone(&socket), zero_copy));
+                    Lane::new(rx, tx, Bell::Tcp(socket))
+                })
+                .collect(),
+            Links::Inproc { end, life: socket } => {
+                life = Some(socket);
+                let (rx, tx, bell) = end.split();
+                Box::new([Lane::new(Box::new(rx), Box::new(tx), Bell::Inproc(bell))])
+            }
+        };
+        let conn = Arc::new(Conn {
+            state: Mutex::new(State::new(proto)),
+            log: super::events::Log::new(&info),
+            info,
+            lanes,
+            life,
+            reactor: Arc::clone(reactor),
+            id: OnceLock::new(),
+            activity: AtomicU32::new(0),
+            seen: AtomicU32::new(0),
+            watched: AtomicBool::new(false),
+        });
+        let id = reactor.add(Arc::clone(&conn) as Arc<dyn Source>);
+        let _ = conn.id.set(id);
+        if let Err(error) = conn.register(id) {
+            conn.fail(&error);
+            return Err(error);
+        }
+        conn.arm();
+        Ok(conn)
+    }
+
+    fn register(&self, id: SourceId) -> Result<(), Error> {
+        for (i, lane) in self.lanes.iter().enumerate() {
+            match &lane.bell {
+                Bell::Tcp(socket) => self.reactor.register(socket.as_fd(), id, i)?,
+                Bell::Inproc(bell) => bell.attach(&self.reactor, id, i),
+            }
+        }
+        if let Some(life) = &self.life {
+            self.reactor.register(life.as_fd(), id, LIFE)?;
+            self.reactor.arm(life.as_fd(), id, LIFE, false)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    /// Settles events, gives up the lock, and then wakes and drops what was left to do. Answers whether a future was woken.
+    pub(crate) fn unlock(&self, mut state: MutexGuard<'_, State>) -> bool {
+        state.settle();
+        if state.wakers.is_empty() && state.trash.is_empty() {
+            return false;
+        }
+        let (mut wakers, mut trash) = SPARE.take();
+        std::mem::swap(&mut wakers, &mut state.wakers);
+        std::mem::swap(&mut trash, &mut state.trash);
+        drop(state);
+        let woken = !wakers.is_empty();
+        wakers.drain(..).for_each(Waker::wake);
+        trash.clear();
+        SPARE.set((wakers, trash));
+        woken
+    }
+
+    /// Runs `f` on the state, then does what comes of it.
+    pub(crate) fn with<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
+        let mut state = self.lock();
+        let result = f(&mut state);
+        self.unlock(state);
+        result
+    }
+
+    /// One round over all lanes, both directions.
+    pub(crate) fn progress(&self) -> Moved {
+        let mut moved = self.receive();
+        moved.more |= self.transmit();
+        moved
+    }
+
+    /// Takes in what has come.
+    pub(crate) fn receive(&self) -> Moved {
+        let mut moved = Moved::default();
+        for lane in &self.lanes {
+            let Some(mut rx) = try_lock(&lane.rx) else { continue };
+            let mut sink = ConnSink { conn: self, state: None, heard: false };
+            let result = rx.poll(&mut sink, RX_BUDGET);
+            sink.pause();
+            drop(rx);
+            match result {
+                Ok(Received::Idle { any }) => moved.received |= any,
+                Ok(Received::More) => {
+                    moved.received = true;
+                    moved.more = true;
+                }
+                Ok(Received::End) => self.fail(&self.end_reason(None)),
+                Err(Error::Io { source, .. }) => self.fail(&self.end_reason(Some(&source))),
+                Err(error) => self.fail(&error),
+            }
+        }
+        if moved.received {
+            self.check_close();
+        }
+        moved
+    }
+
+    /// Sends what there is to send. Answers whether there is more to do at once.
+    pub(crate) fn transmit(&self) -> bool {
+        let mut more = false;
+        for i in 0..self.lanes.len() {
+            match self.transmit_lane(i) {
+                Ok(m) => more |= m,
+                Err(Error::Io { source, .. }) => self.fail(&self.end_reason(Some(&source))),
+                Err(error) => self.fail(&error),
+            }
+        }
+        more
+    }
+
+    fn transmit_lane(&self, i: usize) -> Result<bool, Error> {
+        let lane = &self.lanes[i];
+        lane.dirty.store(true, Ordering::SeqCst);
+        let mut more = false;
+        // Whoever holds the half looks at `dirty` again after it has let go, so nothing that was posted meanwhile is left lying.
+        while lane.dirty.load(Ordering::SeqCst) {
+            let Some(mut tx) = try_lock(&lane.tx) else { break };
+            lane.dirty.store(false, Ordering::SeqCst);
+            more = self.pump(i, &mut tx)?;
+            if more {
+                break;
+            }
+        }
+        Ok(more)
+    }
+
+    fn pump(&self, i: usize, tx: &mut Tx) -> Result<bool, Error> {
+        let Tx { sender, sent } = tx;
+        let lane = &self.lanes[i];
+        for _ in 0..TX_ROUNDS {
+            let mut state = self.lock();
+            for token in sent.drain(..) {
+                state.proto.sent(token);
+            }
+            while sender.has_room() {
+                let Some(transmit) = state.proto.poll_transmit(i) else { break };
+                let payload = match transmit.payload {
+                    Some((place, len)) if len > 0 => match state.chunk(place, len) {
+                        Some(chunk) => Some(chunk),
+                        None => return Err(violation(&"a payload of ours has no memory")),
+                    },
+                    _ => None,
+                };
+                sender.push(transmit.head.as_bytes(), payload, transmit.sent);
+            }
+            self.unlock(state);
+            if sender.is_idle() {
+                lane.blocked.store(false, Ordering::Relaxed);
+                return Ok(false);
+            }
+            let flushed = sender.flush(sent)?;
+            let full = !flushed || !sender.has_room();
+            lane.blocked.store(full, Ordering::Relaxed);
+            if full {
+                if !sent.is_empty() {
+                    let mut state = self.lock();
+                    sent.drain(..).for_each(|token| state.proto.sent(token));
+                    self.unlock(state);
+                }
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Watches every lane for what comes next. What is there already counts.
+    pub(crate) fn arm(&self) {
+        if self.reactor.spin == Spin::Thread {
+            return;
+        }
+        let Some(&id) = self.id.get() else { return };
+        for (i, lane) in self.lanes.iter().enumerate() {
+            let write = lane.blocked.load(Ordering::Relaxed);
+            let want = if write { 3 } else { 1 };
+            if lane.armed.fetch_or(want, Ordering::AcqRel) & want == want {
+                continue;
+            }
+            match &lane.bell {
+                Bell::Tcp(socket) => {
+                    if let Err(error) = self.reactor.arm(socket.as_fd(), id, i, write) {
+                        // Only after the end, when the socket is no longer registered.
+                        tracing::trace!(%error, "a lane could not be armed");
+                    }
+                }
+                Bell::Inproc(bell) => bell.arm(write),
+            }
+        }
+    }
+
+    fn is_armed(&self) -> bool {
+        self.lanes.iter().all(|lane| lane.armed.load(Ordering::Relaxed) != 0)
+    }
+
+    /// Whether something waits for room in a lane.
+    pub(crate) fn is_blocked(&self) -> bool {
+        self.lanes.iter().any(|lane| lane.blocked.load(Ordering::Relaxed))
+    }
+
+    /// A future drives this connection.
+    pub(crate) fn touch(&self) {
+        self.activity.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A future stops driving. If others wait and nobody else looks, one of them takes over.
+    pub(crate) fn pass_on(&self, state: &mut State) {
+        if state.waiting > 0 && state.spinning == 0 && self.reactor.spin != Spin::Thread && !self.is_armed() {
+            if let Some(waker) = state.ops.iter_mut().find_map(|(_, op)| op.waker.clone()) {
+                state.wakers.push(waker);
+            }
+        }
+    }
+
+    /// Makes sure that the reactor puts this connection to rest when no future drives it any more.
+    fn watch(&self) {
+        if !self.watched.swap(true, Ordering::AcqRel) {
+            if let Some(&id) = self.id.get() {
+                self.reactor.watch(id);
+            }
+        }
+    }
+
+    // ---- the end ----
+
+    /// What the end of the stream means.
+    fn end_reason(&self, source: Option<&std::io::Error>) -> Error {
+        let state = self.lock();
+        if state.proto.peer_closed() || state.proto.close_sent() {
+            return Error::Closed;
+        }
+        match source {
+            None => self.lost("it closed the connection without a goodbye; its process has probably ended"),
+            Some(error) => self.lost(&format!("the connection failed: {error}")),
+        }
+    }
+
+    pub(crate) fn lost(&self, reason: &str) -> Error {
+        Error::PeerLost { peer: self.info.peer.to_string(), reason: reason.to_owned().into() }
+    }
+
+    /// Carries an orderly close on.
+    fn check_close(&self) {
+        let mut state = self.lock();
+        if !state.proto.peer_closed() || state.ended.is_some() {
+            return;
+        }
+        // The peer will not answer anything that is still open.
+        let mut over = !state.proto.is_drained() || state.proto.close_sent();
+        state.proto.close();
+        self.unlock(state);
+        if !over {
+            self.transmit();
+            over = self.lock().proto.is_closed();
+        }
+        if over {
+            self.fail(&Error::Closed);
+        }
+    }
+
+    /// Begins an orderly close.
+    pub(crate) fn close(&self) {
+        let mut state = self.lock();
+        if state.ended.is_some() {
+            return;
+        }
+        state.proto.close();
+        state.linger_until.get_or_insert(Instant::now() + self.info.linger);
+        self.unlock(state);
+        self.transmit();
+        self.check_close();
+        self.arm();
+    }
+
+    /// Ends everything. The engines let go of all memory before any operation is told.
+    pub(crate) fn fail(&self, error: &Error) {
+        let error = match error {
+            Error::PeerLost { peer, reason } if peer.is_empty() => self.lost(reason),
+            other => other.clone(),
+        };
+        {
+            let mut state = self.lock();
+            if state.ended.is_some() {
+                return;
+            }
+            state.ended = Some(error.clone());
+        }
+        if !matches!(error, Error::Closed) {
+            tracing::warn!(peer = %self.info.peer, %error, "an endpoint ended");
+        }
+        for lane in &self.lanes {
+            lock(&lane.tx).sender.shut();
+            lock(&lane.rx).shut();
+            if let Bell::Tcp(socket) = &lane.bell {
+                self.reactor.deregister(socket.as_fd());
+                let _ = socket.shutdown(std::net::Shutdown::Both);
+            }
+        }
+        if let Some(life) = &self.life {
+            self.reactor.deregister(life.as_fd());
+            let _ = life.shutdown(std::net::Shutdown::Both);
+        }
+        let mut state = self.lock();
+        state.proto.fail(&error);
+        let exposures = state.revoke_all();
+        let mut mourners = std::mem::take(&mut state.mourners);
+        self.unlock(state);
+        self.log.ended(&error);
+        drop(exposures);
+        mourners.drain(..).for_each(Waker::wake);
+        if let Some(&id) = self.id.get() {
+            self.reactor.remove(id);
+        }
+    }
+
+    /// Ends an exposure. When this returns, no engine writes into its memory any more.
+    pub(crate) fn revoke(&self, index: u32, name: u64) {
+        let exposure = self.with(|state| if state.proto.is_exposed(name) { state.revoke(index) } else { None });
+        if exposure.is_some() {
+            for lane in &self.lanes {
+                // A payload that is on its way is read under this lock, and looks before each read whether it is still wanted.
+                drop(lock(&lane.rx));
+            }
+        }
+    }
+
+    fn on_life(&self) {
+        let Some(life) = &self.life else { return };
+        let mut byte = [0; 16];
+        match rustix::net::recv(life, &mut byte[..], rustix::net::RecvFlags::empty()) {
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
+            // What the peer said before it went comes first.
+            _ => {
+                self.receive();
+                self.fail(&self.end_reason(None));
+            }
+        }
+    }
+}
+
+impl Source for Conn {
+    fn on_ready(&self, lane: usize) {
+        if lane == LIFE {
+            self.on_life();
+            if let (Some(&id), Some(life)) = (self.id.get(), &self.life) {
+                let _ = self.reactor.arm(life.as_fd(), id, LIFE, false);
+            }
+            return;
+        }
+        if let Some(lane) = self.lanes.get(lane) {
+            lane.armed.store(0, Ordering::Release);
+        }
+        let mut moved = Moved::default();
+        for _ in 0..DRIVER_ROUNDS {
+            moved = self.progress();
+            if !moved.more {
+                break;
+            }
+        }
+        if moved.more {
+            if let Some(&id) = self.id.get() {
+                self.reactor.kick(id, lane);
+            }
+            return;
+        }
+        let spins = matches!(self.reactor.spin, Spin::Adaptive | Spin::Always);
+        let driven = self.activity.load(Ordering::Relaxed) != self.seen.load(Ordering::Relaxed);
+        if spins && driven {
+            // Futures are at it, and will look themselves.
+            self.watch();
+        } else {
+            self.arm();
+        }
+    }
+
+    fn on_tick(&self, now: Instant) {
+        let (silent, linger) = {
+            let mut state = self.lock();
+            (state.proto.tick(now).err(), state.linger_until.is_some_and(|until| now >= until))
+        };
+        if let Some(silent) = silent {
+            let reason = format!("nothing was heard of it for {:.1} s", silent.as_secs_f64());
+            return self.fail(&self.lost(&reason));
+        }
+        if linger {
+            return self.fail(&Error::Closed);
+        }
+        self.transmit();
+    }
+
+    fn rest(&self) -> bool {
+        let activity = self.activity.load(Ordering::Relaxed);
+        if self.seen.swap(activity, Ordering::Relaxed) != activity {
+            return false;
+        }
+        self.watched.store(false, Ordering::Release);
+        self.progress();
+        self.arm();
+        true
+    }
+
+    fn progress(&self) {
+        Conn::progress(self);
+    }
+
+    fn abandon(&self) {
+        self.fail(&self.lost("the tokio runtime that drove this context has ended"));
+    }
+}
+
+/// Takes what the lanes of a connection receive. Holds the state's lock between `resume` and `pause`.
+struct ConnSink<'a> {
+    conn: &'a Conn,
+    state: Option<MutexGuard<'a, State>>,
+    heard: bool,
+}
+
+impl<'a> ConnSink<'a> {
+    fn state(&mut self) -> &mut State {
+        let conn = self.conn;
+        self.state.get_or_insert_with(|| conn.lock())
+    }
+}
+
+impl Sink for ConnSink<'_> {
+    fn resume(&mut self) {
+        let heard = self.heard;
+        self.heard = true;
+        let state = self.state();
+        if !heard {
+            state.proto.heard();
+        }
+    }
+
+    fn pause(&mut self) {
+        if let Some(state) = self.state.take() {
+            self.conn.unlock(state);
+        }
+    }
+
+    fn frame(&mut self, head: &[u8], payload: u32) -> Result<(Dest, Token), Error> {
+        let state = self.state();
+        let frame = Frame::decode(head).map_err(|e| violation(&e))?;
+        let landing = state.proto.on_frame(&frame, payload).map_err(|e| violation(&e))?;
+        let dest = match landing.place {
+            Place::Discard => Dest::Discard,
+            Place::Buffer(_) => Dest::Sink,
+            _ if payload == 0 => Dest::Discard,
+            place => match state.chunk(place, payload) {
+                Some(chunk) => Dest::Memory(chunk),
+                None => Dest::Discard,
+            },
+        };
+        state.counters.bytes_received += u64::from(payload);
+        Ok((dest, landing.token))
+    }
+
+    fn put(&mut self, token: &Token, at: usize, bytes: &[u8]) {
+        if let Token::EagerBuffered { buf, .. } = *token {
+            if let Some(to) = self.state().proto.buffer_mut(buf).get_mut(at..at + bytes.len()) {
+                to.copy_from_slice(bytes);
+            }
+        }
+    }
+
+    fn wants(&mut self, token: &Token) -> bool {
+        self.state().proto.wants(token)
+    }
+
+    fn landed(&mut self, token: Token) -> Result<(), Error> {
+        let state = self.state();
+        state.proto.landed(token).map_err(|e| violation(&e))?;
+        state.settle();
+        Ok(())
+    }
+}

@@ -1,0 +1,218 @@
+//! What a connection's lock protects: the protocol, the operations, the exposed memory.
+
+use std::task::Waker;
+use std::time::Instant;
+
+use crate::error::Error;
+use crate::memory::{Chunk, ReadLease, WriteLease};
+use crate::proto::{Connection, Event, OpId, Outcome, Place};
+use crate::reactor::slab::Slab;
+use crate::reactor::spin::Learnt;
+use crate::wire::frame::Status;
+
+/// The memory that an operation holds, borrow and all, until no engine touches it any more.
+#[derive(Debug)]
+pub(crate) enum Held {
+    None,
+    Read(ReadLease),
+    Write(WriteLease),
+    Many(Box<[ReadLease]>),
+}
+
+impl Held {
+    fn chunk(&self, part: u32) -> Option<&Chunk> {
+        match self {
+            Held::None => None,
+            Held::Read(lease) => Some(lease.chunk()),
+            Held::Write(lease) => Some(lease.chunk()),
+            Held::Many(leases) => leases.get(part as usize).map(ReadLease::chunk),
+        }
+    }
+}
+
+/// An operation in flight, or over and not yet seen by its future.
+#[derive(Debug)]
+pub(crate) struct Op {
+    pub held: Held,
+    pub waker: Option<Waker>,
+    pub result: Option<Result<Outcome, Error>>,
+    /// Its future is gone.
+    pub detached: bool,
+    pub started: Instant,
+}
+
+/// Counters of an endpoint since it was made. See [`Stats`](crate::Stats).
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct Counters {
+    pub bytes_sent: u64,
+    pub bytes_received: u64,
+    pub messages_sent: u64,
+    pub writes: u64,
+    pub reads: u64,
+    pub atomics: u64,
+}
+
+pub(crate) struct State {
+    pub proto: Connection,
+    pub ops: Slab<Op>,
+    /// By number. A chunk carries the exposure's share of its buffer's borrow state.
+    exposures: Vec<Option<Chunk>>,
+    pub counters: Counters,
+    /// Why the connection is over.
+    pub ended: Option<Error>,
+    /// When a close that the peer does not answer is given up.
+    pub linger_until: Option<Instant>,
+    /// Operations with a waker, and those of their futures that will look again by themselves.
+    pub waiting: usize,
+    pub spinning: usize,
+    /// Wake these, and drop these, once the lock is free: both can run code of the user's.
+    pub wakers: Vec<Waker>,
+    pub trash: Vec<Op>,
+    /// What waits have cost lately.
+    pub learnt: Learnt,
+    /// Who waits for the end.
+    pub mourners: Vec<Waker>,
+}
+
+impl State {
+    pub(crate) fn new(proto: Connection) -> Self {
+        State {
+            proto,
+            ops: Slab::default(),
+            exposures: Vec::new(),
+            counters: Counters::default(),
+            ended: None,
+            linger_until: None,
+            waiting: 0,
+            spinning: 0,
+            wakers: Vec::new(),
+            trash: Vec::new(),
+            learnt: Learnt::default(),
+            mourners: Vec::new(),
+        }
+    }
+
+    pub(crate) fn insert(&mut self, held: Held) -> OpId {
+        let op = Op { held, waker: None, result: None, detached: false, started: Instant::now() };
+        OpId(self.ops.insert(op))
+    }
+
+    /// The memory behind a place.
+    pub(crate) fn chunk(&self, place: Place, len: u32) -> Option<Chunk> {
+        let (chunk, offset) = match place {
+            Place::Op { op, part, offset } => (self.ops.get(op.0)?.held.chunk(part)?, offset),
+            Place::Exposed { exposure, offset } => (self.exposures.get(exposure as usize)?.as_ref()?, offset),
+            Place::Buffer(_) | Place::Discard => return None,
+        };
+        chunk.sub(offset, len.into())
+    }
+
+    pub(crate) fn expose(&mut self, index: u32, chunk: Chunk) {
+        let index = index as usize;
+        if self.exposures.len() <= index {
+            self.exposures.resize_with(index + 1, || None);
+        }
+        self.exposures[index] = Some(chunk);
+    }
+
+    pub(crate) fn revoke(&mut self, index: u32) -> Option<Chunk> {
+        self.proto.revoke(index);
+        self.exposures.get_mut(index as usize)?.take()
+    }
+
+    pub(crate) fn revoke_all(&mut self) -> Vec<Option<Chunk>> {
+        for index in 0..self.exposures.len() {
+            self.proto.revoke(index as u32);
+        }
+        std::mem::take(&mut self.exposures)
+    }
+
+    pub(crate) fn exposures(&self) -> usize {
+        self.exposures.iter().flatten().count()
+    }
+
+    /// Carries out what the protocol asks for. Called before the lock is given up, so that no event is ever seen half done.
+    pub(crate) fn settle(&mut self) {
+        while let Some(event) = self.proto.poll_event() {
+            match event {
+                Event::Done { op, result } => self.finish(op, result),
+                Event::CopyBuffer { op, buf, outcome } => {
+                    let copied = match self.ops.get(op.0).and_then(|o| o.held.chunk(0)) {
+                        Some(to) => to.write_from(0, self.proto.buffer(buf).get(..outcome.bytes as usize).unwrap_or(&[])),
+                        None => Err(Error::Cancelled),
+                    };
+                    self.proto.release(buf);
+                    self.finish(op, copied.map(|()| outcome));
+                }
+                Event::CopyOp { from, to, outcome } => {
+                    let copied = self.copy_op(from, to, outcome.bytes);
+                    self.bury(from);
+                    self.finish(to, copied.map(|()| outcome));
+                }
+                Event::Forget { op } => self.bury(op),
+                Event::Atomic { seq, exposure, offset, swap, operand, compare } => {
+                    let result = self.atomic(exposure, offset, swap, operand, compare);
+                    // A violation cannot come of our own answer; what it may release is settled by this loop.
+                    let _ = self.proto.atomic_done(seq, result);
+                }
+                Event::PeerClosed => {}
+            }
+        }
+    }
+
+    fn copy_op(&self, from: OpId, to: OpId, bytes: u64) -> Result<(), Error> {
+        let chunk = |op: OpId| self.ops.get(op.0)?.held.chunk(0)?.sub(0, bytes);
+        match (chunk(from), chunk(to)) {
+            (Some(from), Some(to)) => from.copy_to(&to),
+            _ => Err(Error::Cancelled),
+        }
+    }
+
+    fn atomic(&self, exposure: u32, offset: u64, swap: bool, operand: u64, compare: u64) -> Result<u64, Status> {
+        let chunk = self.chunk(Place::Exposed { exposure, offset }, 8).ok_or(Status::Unknown)?;
+        let result = if swap { chunk.compare_swap_u64(0, compare, operand) } else { chunk.fetch_add_u64(0, operand) };
+        result.map_err(|error| match error {
+            Error::InvalidArgument { .. } => Status::Misaligned,
+            Error::OutOfBounds { .. } => Status::Bounds,
+            _ => Status::Unsupported,
+        })
+    }
+
+    fn finish(&mut self, op: OpId, result: Result<Outcome, Error>) {
+        let Some(slot) = self.ops.get_mut(op.0) else { return };
+        if slot.detached {
+            return self.bury(op);
+        }
+        slot.result = Some(result);
+        if let Some(waker) = slot.waker.take() {
+            self.waiting -= 1;
+            self.wakers.push(waker);
+        }
+    }
+
+    /// Removes an operation; its memory is let go of outside the lock.
+    pub(crate) fn bury(&mut self, op: OpId) {
+        if let Some(mut slot) = self.ops.remove(op.0) {
+            if slot.waker.take().is_some() {
+                self.waiting -= 1;
+            }
+            if !matches!(slot.held, Held::None) {
+                self.trash.push(slot);
+            }
+        }
+    }
+
+    /// Leaves `waker` with an operation that is not over.
+    pub(crate) fn wait(&mut self, op: OpId, waker: &Waker) {
+        if let Some(slot) = self.ops.get_mut(op.0) {
+            match &slot.waker {
+                Some(old) if old.will_wake(waker) => {}
+                Some(_) => slot.waker = Some(waker.clone()),
+                None => {
+                    slot.waker = Some(waker.clone());
+                    self.waiting += 1;
+                }
+            }
+        }
+    }
+}

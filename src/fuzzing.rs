@@ -1,0 +1,61 @@
+//! Entry points for fuzzers: every decoder, and a connection that is fed with whatever comes. Not part of the API.
+
+use std::time::{Duration, Instant};
+
+use crate::proto::{Connection, Limits, Place};
+use crate::wire::frame::{Frame, Prelude};
+use crate::wire::handshake::{HEADER, Header, Hello};
+use crate::wire::offer::Offer;
+use crate::wire::remote::Descriptor;
+
+/// One frame header.
+pub fn frame(bytes: &[u8]) {
+    let _ = Frame::decode(bytes);
+}
+
+/// The first bytes of a connection.
+pub fn handshake(bytes: &[u8]) {
+    if let Some((header, body)) = bytes.split_first_chunk::<HEADER>() {
+        let _ = Header::parse(header).and_then(|h| h.common_version());
+        let _ = Hello::decode(body);
+    }
+    let _ = Offer::decode(bytes);
+}
+
+/// A descriptor of exposed memory.
+pub fn remote_buf(bytes: &[u8]) {
+    let _ = Descriptor::decode(bytes);
+}
+
+/// A stream of frames to a connection that has something of everything open.
+pub fn connection(mut bytes: &[u8]) {
+    let limits = Limits {
+        eager_max: 4096,
+        segment: 4096,
+        credit_out: 1 << 16,
+        credit_in: 1 << 16,
+        heartbeat: Duration::from_secs(1),
+        liveness: Duration::from_secs(2),
+    };
+    let mut connection = Connection::new(limits, Instant::now());
+    connection.fuzz_open();
+    while let Ok(prelude) = Prelude::parse(bytes) {
+        let Some((head, rest)) = bytes.split_at_checked(prelude.head_len()) else { break };
+        let payload = prelude.payload_len().min(rest.len());
+        bytes = &rest[payload..];
+        let Ok(frame) = Frame::decode(head) else { break };
+        let Ok(landing) = connection.on_frame(&frame, prelude.payload_len() as u32) else { break };
+        if let Place::Buffer(buf) = landing.place {
+            assert!(connection.buffer(buf).len() >= prelude.payload_len());
+        }
+        if connection.wants(&landing.token) && connection.landed(landing.token).is_err() {
+            break;
+        }
+        while let Some(transmit) = connection.poll_transmit(0) {
+            connection.sent(transmit.sent);
+        }
+        connection.fuzz_answer();
+    }
+    connection.fail(&crate::Error::Closed);
+    connection.fuzz_answer();
+}

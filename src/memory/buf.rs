@@ -1,0 +1,248 @@
+//! Buffers and slices of them, as users hold them.
+
+use std::fmt;
+use std::ops::{Bound, RangeBounds};
+use std::sync::Arc;
+
+use super::borrow::{BorrowGuard, BorrowState, Use, is_free};
+use super::chunk::read_only;
+use super::lease::View;
+use super::map::{MapGuard, MapMutGuard, OwnedMap};
+use super::{MemKind, Region};
+use crate::error::{Error, Result};
+
+/// The unique handle to a range of memory that operations can use.
+///
+/// Made by [`Context::alloc`](crate::Context::alloc) and [`Context::register`](crate::Context::register). Every operation in flight holds
+/// its own reference to the memory, so a buffer may be dropped, and its futures too, at any time: the memory is freed when nothing
+/// touches it any more.
+///
+/// # Overlap
+///
+/// A buffer knows who uses it. What would be a data race is [`Error::Busy`] instead:
+///
+/// | | needs |
+/// | --- | --- |
+/// | [`map`](Self::map) | nothing writes it, not exposed for writing |
+/// | [`map_mut`](Self::map_mut) | nothing uses it, not exposed |
+/// | sending or writing from it | nothing on this side writes it |
+/// | receiving or reading into it | nothing on this side uses it, not exposed for writing |
+/// | exposing it for reading | nothing on this side writes it |
+/// | exposing it for writing | not mapped, nothing on this side writes it |
+/// | [`copy_to_slice`](Self::copy_to_slice) | nothing on this side writes it |
+/// | [`copy_from_slice`](Self::copy_from_slice) | nothing on this side uses it |
+///
+/// The last two are also the way to memory that is exposed: a copy sees each byte as it was before or after a write of a peer that goes
+/// on at the same time, and what came before a message or notification that was received is always seen.
+/// [`split_at`](Self::split_at) gives buffers that are used independently.
+pub struct GpuBuf {
+    region: Arc<Region>,
+    state: Arc<BorrowState>,
+    start: u64,
+    len: u64,
+}
+
+/// A shared handle to a range of a buffer, for reading from it. Cheap to clone.
+///
+/// A range that does not lie within the buffer is no panic, but [`Error::OutOfBounds`] when the slice is used.
+#[derive(Clone)]
+pub struct GpuSlice {
+    pub(super) view: View,
+}
+
+/// A handle to a range of a buffer, for writing into it. Otherwise like [`GpuSlice`].
+pub struct GpuSliceMut {
+    pub(super) view: View,
+}
+
+/// Offset and length, which may lie outside; reversed bounds are an empty range.
+fn resolve(range: &impl RangeBounds<u64>, size: u64) -> (u64, u64) {
+    let start = match range.start_bound() {
+        Bound::Included(&start) => start,
+        Bound::Excluded(&start) => start.saturating_add(1),
+        Bound::Unbounded => 0,
+    };
+    let end = match range.end_bound() {
+        Bound::Included(&end) => end.saturating_add(1),
+        Bound::Excluded(&end) => end,
+        Bound::Unbounded => size.max(start),
+    };
+    (start, end.saturating_sub(start))
+}
+
+impl GpuBuf {
+    pub(super) fn whole(region: Arc<Region>) -> Self {
+        let len = region.len();
+        GpuBuf { region, state: Arc::default(), start: 0, len }
+    }
+
+    pub(super) fn whole_view(&self) -> View {
+        self.view(0, self.len)
+    }
+
+    fn view(&self, offset: u64, len: u64) -> View {
+        let GpuBuf { region, state, start, len: size } = self;
+        View { region: Arc::clone(region), state: Arc::clone(state), start: *start, size: *size, offset, len }
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether it has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Where the memory is.
+    #[must_use]
+    pub fn mem(&self) -> MemKind {
+        MemKind::Host
+    }
+
+    /// A range of it, in bytes, to send or write from.
+    #[must_use]
+    pub fn slice(&self, range: impl RangeBounds<u64>) -> GpuSlice {
+        let (offset, len) = resolve(&range, self.len);
+        GpuSlice { view: self.view(offset, len) }
+    }
+
+    /// A range of it, in bytes, to receive or read into.
+    #[must_use]
+    pub fn slice_mut(&mut self, range: impl RangeBounds<u64>) -> GpuSliceMut {
+        let (offset, len) = resolve(&range, self.len);
+        GpuSliceMut { view: self.view(offset, len) }
+    }
+
+    /// Two buffers on the same memory, the second from byte `mid` on, that are used independently.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutOfBounds`] if `mid` is behind the end, [`Error::Busy`] if something uses the buffer.
+    pub fn split_at(self, mid: u64) -> Result<(GpuBuf, GpuBuf)> {
+        if mid > self.len {
+            return Err(Error::OutOfBounds { offset: mid, len: 0, size: self.len });
+        }
+        if !is_free(&self.state) {
+            return Err(Error::Busy { what: "a buffer in use cannot be split" });
+        }
+        let second =
+            GpuBuf { region: Arc::clone(&self.region), state: Arc::default(), start: self.start + mid, len: self.len - mid };
+        let first = GpuBuf { region: self.region, state: Arc::default(), start: self.start, len: mid };
+        Ok((first, second))
+    }
+
+    /// The bytes, for reading.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Busy`]; see [`GpuBuf`].
+    pub fn map(&self) -> Result<MapGuard> {
+        let chunk = self.whole_view().chunk()?;
+        Ok(MapGuard { chunk, _guard: BorrowGuard::new(&self.state, Use::Map)? })
+    }
+
+    /// The bytes, for writing.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Busy`]; see [`GpuBuf`]. [`Error::InvalidArgument`] for memory that is read-only.
+    pub fn map_mut(&mut self) -> Result<MapMutGuard> {
+        let chunk = self.whole_view().chunk()?;
+        if !chunk.is_writable() {
+            return Err(read_only());
+        }
+        Ok(MapMutGuard { chunk, _guard: BorrowGuard::new(&self.state, Use::MapMut)? })
+    }
+
+    /// Turns the buffer into an owner of plain bytes, for [`Bytes::from_owner`](bytes::Bytes::from_owner) for instance.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Busy`] if something writes it.
+    pub fn into_owner(self) -> Result<OwnedMap> {
+        let chunk = self.whole_view().chunk()?;
+        Ok(OwnedMap { chunk, _guard: BorrowGuard::new(&self.state, Use::Map)? })
+    }
+
+    /// Copies `from` to byte `offset` and on. Works for any memory, also while it is exposed.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutOfBounds`]; [`Error::Busy`] while an operation of this side uses the buffer.
+    pub fn copy_from_slice(&self, offset: u64, from: &[u8]) -> Result<()> {
+        let chunk = self.view(offset, from.len() as u64).chunk()?;
+        let _guard = BorrowGuard::new(&self.state, Use::CopyIn)?;
+        chunk.write_from(0, from)
+    }
+
+    /// Copies from byte `offset` and on to `to`. Works for any memory, also while it is exposed.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutOfBounds`]; [`Error::Busy`] while an operation of this side writes the buffer.
+    pub fn copy_to_slice(&self, offset: u64, to: &mut [u8]) -> Result<()> {
+        let chunk = self.view(offset, to.len() as u64).chunk()?;
+        let _guard = BorrowGuard::new(&self.state, Use::Read)?;
+        chunk.read_into(0, to)
+    }
+
+    /// A copy of all bytes.
+    ///
+    /// # Errors
+    ///
+    /// As for [`copy_to_slice`](Self::copy_to_slice).
+    pub fn to_vec(&self) -> Result<Vec<u8>> {
+        let len = usize::try_from(self.len).map_err(|_| Error::invalid("the buffer does not fit the address space"))?;
+        let mut bytes = vec![0; len];
+        self.copy_to_slice(0, &mut bytes)?;
+        Ok(bytes)
+    }
+}
+
+impl fmt::Debug for GpuBuf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GpuBuf").field("mem", &self.mem()).field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
+macro_rules! slice {
+    ($name:ident) => {
+        impl $name {
+            /// Length in bytes.
+            #[must_use]
+            pub fn len(&self) -> u64 {
+                self.view.len
+            }
+
+            /// Whether it has no bytes.
+            #[must_use]
+            pub fn is_empty(&self) -> bool {
+                self.view.len == 0
+            }
+
+            /// A range of this range, in bytes.
+            #[must_use]
+            pub fn slice(self, range: impl RangeBounds<u64>) -> Self {
+                let (offset, len) = resolve(&range, self.view.len);
+                // What lies outside of this range must not become valid because it is inside the buffer.
+                let inside = offset.checked_add(len).is_some_and(|end| end <= self.view.len);
+                let size = if inside { self.view.size } else { self.view.offset.saturating_add(self.view.len).min(self.view.size) };
+                $name { view: View { offset: self.view.offset.saturating_add(offset), len, size, ..self.view } }
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                let View { offset, len, .. } = &self.view;
+                f.debug_struct(stringify!($name)).field("offset", offset).field("len", len).finish_non_exhaustive()
+            }
+        }
+    };
+}
+
+slice!(GpuSlice);
+slice!(GpuSliceMut);

@@ -1,0 +1,151 @@
+//! A piece of memory that an engine may use.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::Region;
+use super::borrow::ExposeGuard;
+use crate::error::{Error, Result};
+
+/// A range of a region. Cheap to clone; keeps the memory alive.
+#[derive(Debug, Clone)]
+pub(crate) struct Chunk {
+    region: Arc<Region>,
+    offset: u64,
+    len: u64,
+    /// The share of the borrow state under which exposed memory is used, for as long as any engine has a piece of it.
+    hold: Option<ExposeGuard>,
+}
+
+impl Chunk {
+    /// The whole region.
+    pub(crate) fn whole(region: Arc<Region>) -> Self {
+        let len = region.len();
+        Chunk { region, offset: 0, len, hold: None }
+    }
+
+    pub(crate) fn held_by(mut self, guard: ExposeGuard) -> Self {
+        self.hold = Some(guard);
+        self
+    }
+
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+
+    pub(crate) fn is_writable(&self) -> bool {
+        self.region.is_writable()
+    }
+
+    /// Offset in the region, for telling chunks apart.
+    pub(crate) fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    fn check(&self, offset: u64, len: u64) -> Result<()> {
+        match offset.checked_add(len) {
+            Some(end) if end <= self.len => Ok(()),
+            _ => Err(Error::OutOfBounds { offset, len, size: self.len }),
+        }
+    }
+
+    pub(crate) fn sub(&self, offset: u64, len: u64) -> Option<Chunk> {
+        self.check(offset, len).ok()?;
+        Some(Chunk { region: Arc::clone(&self.region), offset: self.offset + offset, len, hold: self.hold.clone() })
+    }
+
+    /// The address. Valid for `len` bytes for as long as the chunk lives.
+    pub(crate) fn as_ptr(&self) -> *mut u8 {
+        self.region.at(self.offset)
+    }
+
+    /// Copies out.
+    pub(crate) fn read_into(&self, offset: u64, to: &mut [u8]) -> Result<()> {
+        self.check(offset, to.len() as u64)?;
+        // SAFETY: the range was checked, the region keeps it alive, and `to` is a Rust reference, which memory of a region never has
+        // while it can be written otherwise, so the two do not overlap. The caller holds a share that excludes writers, or the memory
+        // is exposed, whose users accept old or new bytes.
+        unsafe { std::ptr::copy_nonoverlapping(self.as_ptr().wrapping_add(offset as usize), to.as_mut_ptr(), to.len()) };
+        Ok(())
+    }
+
+    /// Copies in.
+    pub(crate) fn write_from(&self, offset: u64, from: &[u8]) -> Result<()> {
+        self.check(offset, from.len() as u64)?;
+        self.check_writable()?;
+        // SAFETY: as in `read_into`, the other way round.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.as_ptr().wrapping_add(offset as usize), from.len()) };
+        Ok(())
+    }
+
+    /// Copies as many bytes as `to` has. The two may overlap.
+    pub(crate) fn copy_to(&self, to: &Chunk) -> Result<()> {
+        self.check(0, to.len)?;
+        to.check_writable()?;
+        // SAFETY: both ranges were checked and are kept alive; `copy` allows overlap.
+        unsafe { std::ptr::copy(self.as_ptr().cast_const(), to.as_ptr(), to.len as usize) };
+        Ok(())
+    }
+
+    fn check_writable(&self) -> Result<()> {
+        if self.is_writable() { Ok(()) } else { Err(read_only()) }
+    }
+
+    fn word(&self, offset: u64) -> Result<&AtomicU64> {
+        self.check(offset, 8)?;
+        self.check_writable()?;
+        let pointer = self.as_ptr().wrapping_add(offset as usize);
+        if pointer.addr() % 8 != 0 {
+            return Err(Error::invalid("an atomic operation needs an address that is a multiple of 8 bytes"));
+        }
+        // SAFETY: in range, aligned, alive for as long as `self`; other access to it is by atomics or by copies of users who have
+        // exposed it and accept old or new bytes.
+        Ok(unsafe { AtomicU64::from_ptr(pointer.cast()) })
+    }
+
+    /// Adds, wrapping, and answers the former value.
+    pub(crate) fn fetch_add_u64(&self, offset: u64, value: u64) -> Result<u64> {
+        Ok(self.word(offset)?.fetch_add(value, Ordering::SeqCst))
+    }
+
+    /// Stores `new` if the value is `expected`, and answers the former value.
+    pub(crate) fn compare_swap_u64(&self, offset: u64, expected: u64, new: u64) -> Result<u64> {
+        let word = self.word(offset)?;
+        Ok(word.compare_exchange(expected, new, Ordering::SeqCst, Ordering::SeqCst).unwrap_or_else(|now| now))
+    }
+
+    /// The memory file behind it, and where in it the chunk begins.
+    pub(crate) fn file_range(&self) -> Option<(BorrowedFd<'_>, u64)> {
+        self.region.as_file().map(|fd| (fd, self.offset))
+    }
+
+    /// For a system call that reads the bytes.
+    ///
+    /// # Safety
+    ///
+    /// The slice goes to the kernel only, and no reference to its bytes is used. Nobody holds a `&mut` to them: the caller has a
+    /// reader's share of the buffer, or the memory is exposed.
+    pub(crate) unsafe fn io_slice(&self) -> Option<IoSlice<'_>> {
+        let len = usize::try_from(self.len).ok()?;
+        // SAFETY: in range and alive; for the rest see above.
+        Some(IoSlice::new(unsafe { std::slice::from_raw_parts(self.as_ptr(), len) }))
+    }
+
+    /// For a system call that writes the bytes.
+    ///
+    /// # Safety
+    ///
+    /// As for `io_slice`, and nobody holds a `&` to the bytes either: the caller has the writer's share of the buffer, or the memory is
+    /// exposed for writing.
+    pub(crate) unsafe fn io_slice_mut(&self) -> Option<IoSliceMut<'_>> {
+        let len = usize::try_from(self.len).ok().filter(|_| self.is_writable())?;
+        // SAFETY: in range and alive; for the rest see above.
+        Some(IoSliceMut::new(unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), len) }))
+    }
+}
+
+pub(crate) fn read_only() -> Error {
+    Error::invalid("the memory is read-only (it was registered from `Bytes` or a static slice)")
+}

@@ -1,0 +1,188 @@
+//! What operations take from buffers.
+
+use std::sync::Arc;
+
+use super::borrow::{BorrowGuard, BorrowState, ExposeGuard, Use};
+use super::chunk::read_only;
+use super::{Chunk, GpuBuf, GpuSlice, GpuSliceMut, MemKind, Region};
+use crate::error::{Error, Result};
+
+/// Memory that an operation reads, and its share of the buffer.
+#[derive(Debug)]
+pub struct ReadLease {
+    chunk: Chunk,
+    /// `None` for memory that nobody else can write.
+    _guard: Option<BorrowGuard>,
+}
+
+/// Memory that an operation writes, and its share of the buffer.
+#[derive(Debug)]
+pub struct WriteLease {
+    chunk: Chunk,
+    guard: BorrowGuard,
+}
+
+/// Tells whether two operations use the very same range of the very same buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BufKey {
+    state: usize,
+    offset: u64,
+    len: u64,
+}
+
+impl ReadLease {
+    pub(crate) fn chunk(&self) -> &Chunk {
+        &self.chunk
+    }
+
+    /// Memory that is read-only for good.
+    pub(crate) fn of_bytes(bytes: bytes::Bytes) -> Self {
+        use super::HostMemory;
+        ReadLease { chunk: Chunk::whole(Arc::new(bytes.into_region())), _guard: None }
+    }
+}
+
+impl WriteLease {
+    pub(crate) fn chunk(&self) -> &Chunk {
+        &self.chunk
+    }
+
+    pub(crate) fn key(&self) -> BufKey {
+        key(self.guard.state(), self.chunk.offset(), self.chunk.len())
+    }
+}
+
+fn key(state: &Arc<BorrowState>, offset: u64, len: u64) -> BufKey {
+    BufKey { state: Arc::as_ptr(state).addr(), offset, len }
+}
+
+/// A range that may lie outside its buffer; that shows when it is used.
+#[derive(Debug, Clone)]
+pub(crate) struct View {
+    pub region: Arc<Region>,
+    pub state: Arc<BorrowState>,
+    /// The buffer's part of the region, and the range within it.
+    pub start: u64,
+    pub size: u64,
+    pub offset: u64,
+    pub len: u64,
+}
+
+impl View {
+    pub(crate) fn chunk(&self) -> Result<Chunk> {
+        let View { offset, len, size, start, .. } = *self;
+        let inside = offset.checked_add(len).is_some_and(|end| end <= size);
+        let chunk = if inside { Chunk::whole(Arc::clone(&self.region)).sub(start + offset, len) } else { None };
+        chunk.ok_or(Error::OutOfBounds { offset, len, size })
+    }
+
+    fn read_lease(&self) -> Result<ReadLease> {
+        Ok(ReadLease { chunk: self.chunk()?, _guard: Some(BorrowGuard::new(&self.state, Use::Read)?) })
+    }
+
+    fn write_lease(&self) -> Result<WriteLease> {
+        let chunk = self.chunk()?;
+        if !chunk.is_writable() {
+            return Err(read_only());
+        }
+        Ok(WriteLease { chunk, guard: BorrowGuard::new(&self.state, Use::Write)? })
+    }
+
+    fn expose(&self, write: bool) -> Result<Chunk> {
+        let chunk = self.chunk()?;
+        if write && !chunk.is_writable() {
+            return Err(read_only());
+        }
+        let guard = BorrowGuard::new(&self.state, if write { Use::ExposeWrite } else { Use::ExposeRead })?;
+        Ok(chunk.held_by(ExposeGuard::new(guard)))
+    }
+
+    fn key(&self) -> BufKey {
+        key(&self.state, self.start + self.offset, self.len)
+    }
+}
+
+mod sealed {
+    use super::View;
+
+    pub trait Viewed {
+        #[doc(hidden)]
+        #[allow(private_interfaces)]
+        fn view(&self) -> View;
+    }
+}
+use sealed::Viewed;
+
+macro_rules! viewed {
+    ($($type:ty: |$this:ident| $view:expr;)*) => {
+        $(impl Viewed for $type {
+            #[allow(private_interfaces)]
+            fn view(&self) -> View {
+                let $this = self;
+                $view
+            }
+        })*
+    };
+}
+
+viewed! {
+    GpuBuf: |this| this.whole_view();
+    &GpuBuf: |this| this.whole_view();
+    &mut GpuBuf: |this| this.whole_view();
+    GpuSlice: |this| this.view.clone();
+    &GpuSlice: |this| this.view.clone();
+    GpuSliceMut: |this| this.view.clone();
+    &GpuSliceMut: |this| this.view.clone();
+    &mut GpuSliceMut: |this| this.view.clone();
+}
+
+/// Anything that is memory of a kind.
+pub trait Memory: Viewed {
+    /// Where the memory is.
+    fn memory_kind(&self) -> MemKind {
+        MemKind::Host
+    }
+}
+
+impl<T: Viewed> Memory for T {}
+
+/// What can be sent or written from: `&GpuBuf`, `GpuSlice`, and the mutable ones.
+pub trait Source: Viewed {
+    #[doc(hidden)]
+    #[allow(private_interfaces)]
+    fn read_lease(&self) -> Result<ReadLease> {
+        self.view().read_lease()
+    }
+
+    #[doc(hidden)]
+    #[allow(private_interfaces)]
+    fn expose(&self, write: bool) -> Result<Chunk> {
+        self.view().expose(write)
+    }
+}
+
+impl Source for &GpuBuf {}
+impl Source for &mut GpuBuf {}
+impl Source for GpuSlice {}
+impl Source for &GpuSlice {}
+impl Source for GpuSliceMut {}
+impl Source for &GpuSliceMut {}
+
+/// What can be received or read into: `&mut GpuBuf` and `GpuSliceMut`.
+pub trait Dest: Viewed {
+    #[doc(hidden)]
+    #[allow(private_interfaces)]
+    fn write_lease(&self) -> Result<WriteLease> {
+        self.view().write_lease()
+    }
+
+    #[doc(hidden)]
+    #[allow(private_interfaces)]
+    fn key(&self) -> BufKey {
+        self.view().key()
+    }
+}
+
+impl Dest for &mut GpuBuf {}
+impl Dest for GpuSliceMut {}
+impl Dest for &mut GpuSliceMut {}
