@@ -214,7 +214,7 @@ impl Conn {
     /// One round over all lanes, both directions.
     pub(crate) fn progress(&self) -> Moved {
         let mut moved = self.receive();
-        moved.more |= self.transmit();
+        moved.more |= self.transmit_some();
         moved
     }
 
@@ -244,8 +244,21 @@ impl Conn {
         moved
     }
 
-    /// Sends what there is to send. Answers whether there is more to do at once.
-    pub(crate) fn transmit(&self) -> bool {
+    /// Sends what there is to send. If it is much, the driver goes on with it.
+    pub(crate) fn transmit(&self) {
+        if self.transmit_some() {
+            self.kick(0);
+        }
+    }
+
+    fn kick(&self, lane: usize) {
+        if let Some(&id) = self.id.get() {
+            self.reactor.kick(id, lane);
+        }
+    }
+
+    /// Answers whether there is more to do at once.
+    fn transmit_some(&self) -> bool {
         let mut more = false;
         for i in 0..self.lanes.len() {
             match self.transmit_lane(i) {
@@ -505,10 +518,7 @@ impl Source for Conn {
             }
         }
         if moved.more {
-            if let Some(&id) = self.id.get() {
-                self.reactor.kick(id, lane);
-            }
-            return;
+            return self.kick(lane);
         }
         let spins = matches!(self.reactor.spin, Spin::Adaptive | Spin::Always);
         let driven = self.activity.load(Ordering::Relaxed) != self.seen.load(Ordering::Relaxed);
@@ -541,7 +551,9 @@ impl Source for Conn {
             return false;
         }
         self.watched.store(false, Ordering::Release);
-        self.progress();
+        if self.progress().more {
+            self.kick(0);
+        }
         self.arm();
         true
     }

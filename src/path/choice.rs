@@ -26,10 +26,7 @@ pub(crate) fn choose(facts: &Facts, policy: &PathPolicy, local: MemKind, remote:
     let gpu = local != MemKind::Host || remote != MemKind::Host;
     let mut chosen = false;
     let candidates = PathKind::ALL.into_iter().map(|kind| {
-        let judged = match judge(kind, facts, gpu) {
-            Ok(_) if !policy.allows(kind) => Err(policy.reason().into()),
-            judged => judged,
-        };
+        let judged = if policy.allows(kind) { judge(kind, facts, gpu) } else { Err(policy.reason().into()) };
         let (verdict, reason) = match judged {
             Ok(reason) if chosen => (Verdict::Possible, reason),
             Ok(reason) => {

@@ -114,10 +114,9 @@ impl InprocBell {
             self.outgoing.sender_waits.store(true, Ordering::SeqCst);
         }
         // Looked at after the flag is set, and the other side looks at the flag after it has queued: one of the two sees the other.
-        let there = {
-            let queue = lock(&self.incoming.queue);
-            !queue.frames.is_empty() || queue.ended
-        };
+        let there = |queue: &Queue| !queue.frames.is_empty() || queue.ended;
+        // Whoever is at the taken frames just now may leave some.
+        let there = self.incoming.taken.try_lock().map_or(true, |taken| there(&taken)) || there(&lock(&self.incoming.queue));
         if there && self.incoming.receiver_sleeps.swap(false, Ordering::SeqCst) {
             Bell::ring(&self.incoming.receiver);
         }
