@@ -326,9 +326,4 @@ impl Target {
         self.serving.clear();
         self.ops.clear();
     }
-
-    #[cfg(test)]
-    pub(crate) fn live_exposures(&self) -> usize {
-        self.exposures.iter().filter(|e| e.live.is_some()).count()
-    }
 }
