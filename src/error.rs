@@ -165,6 +165,12 @@ impl Error {
     }
 }
 
+impl From<std::convert::Infallible> for Error {
+    fn from(never: std::convert::Infallible) -> Self {
+        match never {}
+    }
+}
+
 impl From<Error> for io::Error {
     fn from(error: Error) -> Self {
         let kind = match &error {

@@ -14,6 +14,7 @@ mod memory;
 mod path;
 mod proto;
 mod reactor;
+pub mod system;
 mod transport;
 mod wire;
 
