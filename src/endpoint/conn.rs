@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use super::state::{Op, State};
 use crate::error::Error;
+use crate::memory::Chunk;
 use crate::path::{Facts, PathKind, PathPolicy};
 use crate::proto::{Connection, Place, Sent, Token};
 use crate::reactor::spin::Spin;
@@ -303,6 +304,7 @@ impl Conn {
                     },
                     _ => None,
                 };
+                state.counters.bytes_sent += payload.as_ref().map_or(0, Chunk::len);
                 sender.push(transmit.head.as_bytes(), payload, transmit.sent);
             }
             self.unlock(state);

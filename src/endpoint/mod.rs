@@ -84,7 +84,7 @@ impl fmt::Debug for GpuEndpoint {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Bytes of messages and writes that were issued here.
+    /// Bytes that went to the peer: messages, writes, and answers to its reads.
     pub bytes_sent: u64,
     /// Bytes that came from the peer: messages, its writes, and answers to reads.
     pub bytes_received: u64,

@@ -283,7 +283,6 @@ fn post(state: &mut State, request: Request) -> Result<(OpId, Kind), Error> {
             let op = state.insert(held);
             state.proto.send(op, tag, len);
             state.counters.messages_sent += 1;
-            state.counters.bytes_sent += len;
             (op, Kind::Detachable)
         }
         // Messages that have arrived can be received after the end, too; the protocol knows.
@@ -323,9 +322,6 @@ fn post(state: &mut State, request: Request) -> Result<(OpId, Kind), Error> {
                 Work::Atomic { .. } => &mut state.counters.atomics,
             };
             *counter += 1;
-            if let Work::Write { parts, .. } = &work {
-                state.counters.bytes_sent += parts.as_slice().iter().map(|part| part.len).sum::<u64>();
-            }
             let op = state.insert(held);
             state.proto.start(op, work);
             (op, Kind::Detachable)
