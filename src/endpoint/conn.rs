@@ -480,8 +480,11 @@ impl Conn {
         let exposure = self.with(|state| if state.proto.is_exposed(name) { state.revoke(index) } else { None });
         if exposure.is_some() {
             for lane in &self.lanes {
-                // A payload that is on its way is read under this lock, and looks before each read whether it is still wanted.
-                drop(lock(&lane.rx));
+                // A payload that is on its way is read under this lock.
+                let mut rx = lock(&lane.rx);
+                let mut sink = ConnSink { conn: self, state: None, heard: true };
+                rx.review(&mut sink);
+                sink.pause();
             }
         }
     }

@@ -51,6 +51,8 @@ pub(crate) enum Received {
 pub(crate) trait Receiver: Send {
     /// Takes in what is there, up to about `budget` bytes.
     fn poll(&mut self, sink: &mut dyn Sink, budget: usize) -> Result<Received, Error>;
+    /// Lets go of memory in which a payload that is under way is no longer wanted.
+    fn review(&mut self, sink: &mut dyn Sink);
     /// Lets go of all memory, for good.
     fn shut(&mut self);
 }

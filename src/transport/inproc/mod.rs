@@ -232,6 +232,10 @@ impl Receiver for InprocReceiver {
         }
     }
 
+    fn review(&mut self, _sink: &mut dyn Sink) {
+        // A payload is copied at once, or not at all.
+    }
+
     fn shut(&mut self) {
         // The sender's memory is let go of with the frames.
         lock(&self.pipe.taken).clear();

@@ -173,6 +173,14 @@ impl Receiver for TcpReceiver {
         result
     }
 
+    fn review(&mut self, sink: &mut dyn Sink) {
+        if let Some(pending) = &mut self.pending {
+            if !sink.wants(&pending.token) {
+                pending.dest = Dest::Discard;
+            }
+        }
+    }
+
     fn shut(&mut self) {
         self.shut = true;
         self.pending = None;
