@@ -66,6 +66,8 @@ pub(super) fn spawn(reactor: &Arc<Reactor>, tick: Duration) -> Result<()> {
 async fn drive(weak: Weak<Reactor>, fd: AsyncFd<Watched>, mut ticker: tokio::time::Interval, wake: Arc<Notify>) {
     let mut ready: Vec<Ready> = Vec::new();
     let mut watching = false;
+    // Lists that are swapped with the reactor's, so that a steady flow allocates nothing.
+    let (mut kicked, mut resting) = (Vec::new(), Vec::new());
     loop {
         tokio::select! {
             guard = fd.readable() => {
@@ -99,13 +101,13 @@ async fn drive(weak: Weak<Reactor>, fd: AsyncFd<Watched>, mut ticker: tokio::tim
             }
         }
         let Some(reactor) = weak.upgrade() else { return };
-        let kicked = std::mem::take(&mut *lock(&reactor.kicked));
-        for (id, lane) in kicked {
+        std::mem::swap(&mut kicked, &mut *lock(&reactor.kicked));
+        for (id, lane) in kicked.drain(..) {
             if let Some(source) = reactor.get(id) {
                 source.on_ready(lane);
             }
         }
-        watching = rest(&reactor, watching);
+        watching = rest(&reactor, watching, &mut resting);
         let again = !lock(&reactor.kicked).is_empty();
         drop(reactor);
         if again {
@@ -116,18 +118,17 @@ async fn drive(weak: Weak<Reactor>, fd: AsyncFd<Watched>, mut ticker: tokio::tim
 }
 
 /// Puts to rest what nobody drives. Answers whether something is left to look after.
-fn rest(reactor: &Reactor, was_watching: bool) -> bool {
+fn rest(reactor: &Reactor, was_watching: bool, list: &mut Vec<SourceId>) -> bool {
     // The first time round only starts the clock.
-    let was = if was_watching { std::mem::take(&mut *lock(&reactor.watch)) } else { Vec::new() };
-    let mut left = Vec::new();
-    for id in was {
+    if was_watching {
+        std::mem::swap(list, &mut *lock(&reactor.watch));
+    }
+    for id in list.drain(..) {
         if reactor.get(id).is_some_and(|source| !source.rest()) {
-            left.push(id);
+            lock(&reactor.watch).push(id);
         }
     }
-    let mut watch = lock(&reactor.watch);
-    watch.append(&mut left);
-    let any = !watch.is_empty();
-    reactor.watching.store(any, Ordering::Release);
-    any
+    let watch = lock(&reactor.watch);
+    reactor.watching.store(!watch.is_empty(), Ordering::Release);
+    !watch.is_empty()
 }

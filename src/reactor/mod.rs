@@ -137,8 +137,13 @@ impl Reactor {
 
     /// Asks for [`Source::rest`] in a few milliseconds. Each source is asked for once at a time.
     pub(crate) fn watch(&self, id: SourceId) {
-        lock(&self.watch).push(id);
-        if !self.watching.swap(true, Ordering::AcqRel) {
+        let first = {
+            // Under the lock, so that the driver does not think the list empty in between.
+            let mut watch = lock(&self.watch);
+            watch.push(id);
+            !self.watching.swap(true, Ordering::AcqRel)
+        };
+        if first {
             self.wake.notify_one();
         }
     }
