@@ -364,14 +364,18 @@ fn start(
     let address = |which: std::io::Result<SocketAddr>| which.map_err(|e| Error::io("asking a socket for its address", e));
     let (peer, own) = (address(first.peer_addr())?, address(first.local_addr())?);
     let mut facts = local.facts(peer, hello, rtt, String::new())?;
+    let mut zero_copy = local.config.zero_copy;
     let mut sockets: Vec<TcpStream> = Vec::with_capacity(streams.len());
     for stream in streams {
         let socket = stream.into_std().map_err(|e| Error::io("taking a socket from tokio", e))?;
         let tuning = socket::tune(&socket, local.config.tcp_congestion.as_deref(), facts.same_host)?;
+        // Pacing makes many small packets of pages; there a copy is faster.
+        zero_copy &= tuning.congestion != socket::PACED;
         facts.tcp = tuning.to_string();
         sockets.push(socket);
     }
     let lanes = sockets.len();
+    facts.tcp += if zero_copy { ", long payloads without a copy at the sender" } else { "" };
     facts.tcp = format!("{lanes} lane{}, congestion control {}", if lanes == 1 { "" } else { "s" }, facts.tcp);
     facts.peer_allows_inproc &= inproc.is_some() || !facts.same_process;
     let report = path::choose(&facts, &local.config.policy, MemKind::Host, MemKind::Host)?;
@@ -382,7 +386,7 @@ fn start(
         (Some(end), Some(life)) => Links::Inproc { end, life },
         (None, Some(last)) => {
             sockets.push(last);
-            Links::Tcp { sockets, zero_copy: local.config.zero_copy }
+            Links::Tcp { sockets, zero_copy }
         }
         (_, None) => return Err(Error::Closed),
     };

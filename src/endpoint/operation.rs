@@ -123,8 +123,8 @@ impl Operation {
         conn.touch();
         let mut learnt = Learnt::default();
         let mut started = None;
-        if !self.polled {
-            self.polled = true;
+        let first = !std::mem::replace(&mut self.polled, true);
+        if first {
             // What was posted leaves before anything is looked for.
             conn.transmit();
             match self.look(op, &mut learnt) {
@@ -149,6 +149,10 @@ impl Operation {
                 if moved.more {
                     break Step::Yield;
                 }
+            }
+            if first && matches!(policy, Spin::Adaptive | Spin::Always) && !learnt.sleeps(policy) {
+                // What the task polls beside this one is posted before anything spins.
+                break Step::Yield;
             }
             let since = started.unwrap_or_else(Instant::now);
             match spinner.get_or_insert_with(|| Spinner::new(policy, learnt, since)).step() {

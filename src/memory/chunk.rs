@@ -1,7 +1,6 @@
 //! A piece of memory that an engine may use.
 
 use std::io::{IoSlice, IoSliceMut};
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -116,9 +115,9 @@ impl Chunk {
         Ok(word.compare_exchange(expected, new, Ordering::SeqCst, Ordering::SeqCst).unwrap_or_else(|now| now))
     }
 
-    /// The memory file behind it, and where in it the chunk begins.
-    pub(crate) fn file_range(&self) -> Option<(BorrowedFd<'_>, u64)> {
-        self.region.as_file().map(|fd| (fd, self.offset))
+    /// Whether the memory is a memory file.
+    pub(crate) fn is_file(&self) -> bool {
+        self.region.is_file()
     }
 
     /// For a system call that reads the bytes.

@@ -22,8 +22,7 @@ pub enum Spin {
     Adaptive,
     /// Sleeps at once.
     Never,
-    /// Spins like `Adaptive`, but without end: for pinned latency work. The executor thread is kept busy for as long as an operation
-    /// waits; other tasks on it still run.
+    /// Spins without end, and lets other tasks of the thread run only every 200 µs: for pinned latency work.
     Always,
     /// One thread of the context's own spins over all its endpoints; futures only wait to be woken.
     Thread,
@@ -57,8 +56,10 @@ impl FromStr for Spin {
 const BUDGET: Duration = Duration::from_micros(50);
 /// A wait up to this long, however it was spent, is worth spinning for the next time.
 const SHORT: Duration = Duration::from_micros(150);
-/// One `poll` spins no longer than this before it lets other tasks run.
-const STEP: Duration = Duration::from_micros(3);
+/// One `poll` spins no longer than this before it lets other tasks run. Each such pause costs a look at all of tokio's descriptors.
+const STEP: Duration = Duration::from_micros(4);
+/// The same under `Always`, which has the thread for itself.
+const LONG_STEP: Duration = Duration::from_micros(200);
 /// Looks at the socket between two looks at the clock.
 const LOOKS: u32 = 4;
 
@@ -79,6 +80,15 @@ impl Learnt {
     /// A wait took so long.
     pub(crate) fn observe(&mut self, waited: Duration) {
         self.long = if waited <= SHORT { 0 } else { self.long.saturating_add(1) };
+    }
+
+    /// Whether a wait goes to sleep without spinning.
+    pub(crate) fn sleeps(self, policy: Spin) -> bool {
+        match policy {
+            Spin::Never => true,
+            Spin::Adaptive => self.budget().is_zero(),
+            Spin::Always | Spin::Thread => false,
+        }
     }
 
     fn budget(self) -> Duration {
@@ -139,7 +149,8 @@ impl Spinner {
         if self.deadline.is_some_and(|deadline| now >= deadline) {
             return Step::Sleep;
         }
-        if now >= *self.until.get_or_insert(now + STEP) {
+        let step = if self.policy == Spin::Always { LONG_STEP } else { STEP };
+        if now >= *self.until.get_or_insert(now + step) {
             return Step::Yield;
         }
         std::hint::spin_loop();

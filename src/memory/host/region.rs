@@ -3,7 +3,7 @@
 use std::alloc::Layout;
 use std::fmt;
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 
 use bytes::Bytes;
@@ -31,8 +31,8 @@ enum Backing {
     /// Nothing to free.
     Empty,
     Heap(Layout),
-    /// A mapping of a file in memory.
-    File(OwnedFd),
+    /// A mapping of a file in memory. Another process can map the same file.
+    File(#[allow(dead_code)] OwnedFd),
     /// A vector taken apart; its capacity.
     Vec(usize),
     /// Kept for its drop.
@@ -103,12 +103,9 @@ impl Region {
         self.base.as_ptr().wrapping_add(offset as usize)
     }
 
-    /// The file behind the memory, whose byte 0 is the region's.
-    pub(crate) fn as_file(&self) -> Option<BorrowedFd<'_>> {
-        match &self.backing {
-            Backing::File(fd) => Some(fd.as_fd()),
-            _ => None,
-        }
+    /// Whether its pages are those of a memory file, and of nothing else, ever.
+    pub(crate) fn is_file(&self) -> bool {
+        matches!(self.backing, Backing::File(_))
     }
 }
 

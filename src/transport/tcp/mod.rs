@@ -1,6 +1,7 @@
-//! TCP: a raw non-blocking socket. Header and payload leave in one `writev` from the user's memory; a payload is read straight into
-//! its destination.
+//! TCP: a raw non-blocking socket. Header and payload leave in one call from the user's memory, long payloads as pages without a copy; a
+//! payload is read straight into its destination.
 
+mod pages;
 pub(crate) mod rx;
 pub(crate) mod socket;
 pub(crate) mod tx;

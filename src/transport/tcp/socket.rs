@@ -22,7 +22,7 @@ impl fmt::Display for Tuning {
 }
 
 /// The congestion control that paces, and on loopback halves the speed of one stream.
-const PACED: &str = "bbr";
+pub(crate) const PACED: &str = "bbr";
 /// Needs no privilege, on any kernel.
 const UNPACED: &str = "reno";
 

@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::net::TcpStream;
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use rustix::io::Errno;
@@ -13,11 +12,12 @@ use crate::error::Error;
 use crate::memory::Chunk;
 use crate::proto::Sent;
 use crate::transport::Sender;
+use crate::transport::tcp::pages::Pages;
 
 /// Payloads up to this length are copied behind their header: cheaper than another element for the kernel to walk.
 const COPY_MAX: u64 = 4 << 10;
-/// Payloads from this length on leave by `sendfile` where their memory is a file: the kernel then takes the pages as they are.
-const SENDFILE_MIN: u64 = 64 << 10;
+/// Payloads from this length on leave as pages, without a copy.
+const PAGES_MIN: u64 = 64 << 10;
 /// Bytes that may wait in the staging buffer, and payloads beside them.
 const STAGED_MAX: usize = 64 << 10;
 const ITEMS_MAX: usize = 64;
@@ -42,7 +42,7 @@ pub(crate) struct TcpSender {
     queued: u64,
     /// Payloads that were copied and so are done with.
     copied: Vec<Sent>,
-    zero_copy: bool,
+    pages: Pages,
     shut: bool,
 }
 
@@ -55,7 +55,7 @@ impl TcpSender {
             items: VecDeque::new(),
             queued: 0,
             copied: Vec::new(),
-            zero_copy,
+            pages: Pages::new(zero_copy),
             shut: false,
         }
     }
@@ -67,16 +67,17 @@ impl TcpSender {
         }
     }
 
-    /// One system call. Answers whether anything moved.
+    /// Whether a payload leaves as pages. Only those of a memory file do: whatever becomes of the buffer before the peer has read the
+    /// bytes, its pages never come to hold anything else.
+    fn by_pages(&self, chunk: &Chunk, sent: Sent) -> bool {
+        let wanted = self.pages.usable && !sent.needs_copy() && (chunk.len() >= PAGES_MIN || self.pages.inside > 0);
+        wanted && chunk.is_file()
+    }
+
+    /// Answers how many bytes moved, `None` if the socket is full.
     fn transmit(&mut self) -> Result<Option<usize>, Errno> {
-        let file = match self.items.front() {
-            Some(Item::Memory { chunk, sent }) if self.zero_copy && !sent.needs_copy() && chunk.len() >= SENDFILE_MIN => {
-                chunk.file_range()
-            }
-            _ => None,
-        };
-        let result = match (file, self.items.front()) {
-            (Some((fd, at)), Some(Item::Memory { chunk, .. })) => send_pages(&self.socket, fd, at, chunk.len()),
+        let result = match self.items.front() {
+            Some(Item::Memory { chunk, sent }) if self.by_pages(chunk, *sent) => self.pages.send(&self.socket, chunk),
             _ => self.send_slices(),
         };
         match result {
@@ -99,7 +100,7 @@ impl TcpSender {
                     at += len;
                 }
                 Item::Memory { chunk, sent } => {
-                    if self.zero_copy && count > 0 && !sent.needs_copy() && chunk.len() >= SENDFILE_MIN && chunk.file_range().is_some() {
+                    if count > 0 && self.by_pages(chunk, *sent) {
                         pages_follow = true;
                         break;
                     }
@@ -157,12 +158,6 @@ impl TcpSender {
             self.staged.shrink_to(STAGED_KEEP);
         }
     }
-}
-
-/// Hands the pages of a memory file to the socket. The kernel refers to them until the peer's side has read them.
-fn send_pages(socket: &TcpStream, file: BorrowedFd<'_>, at: u64, len: u64) -> Result<usize, Errno> {
-    let mut at = at;
-    rustix::fs::sendfile(socket, file, Some(&mut at), len as usize)
 }
 
 impl Sender for TcpSender {

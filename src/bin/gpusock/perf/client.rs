@@ -9,7 +9,7 @@ use hdrhistogram::Histogram;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::args::{Measure, pin};
-use super::ops::{NOTE, Side, check, pipeline};
+use super::ops::{NOTE, Side, check, pipeline, post, write_lat};
 use super::plan::{Outcome, Plan, Ready, Test, VERSION, hear, tell};
 use super::report::{Report, cpu_seconds};
 
@@ -88,7 +88,7 @@ fn progress(measure: &Measure) -> Option<ProgressBar> {
 
 /// Does the operation `count` times, and records how long each took.
 async fn repeat(side: &mut Side, plan: &Plan, count: u64, times: &mut Histogram<u64>, bar: Option<&ProgressBar>) -> Result<()> {
-    let Side { endpoint, buffers, inboxes, remote, .. } = side;
+    let Side { endpoint, source, inboxes, remote, .. } = side;
     let mut last = Instant::now();
     let mut n = 0;
     let mut record = || {
@@ -102,29 +102,27 @@ async fn repeat(side: &mut Side, plan: &Plan, count: u64, times: &mut Histogram<
     };
     match plan.test {
         Test::SendLat => {
-            let (Some(buffer), Some(inbox)) = (buffers.first(), inboxes.first_mut()) else { return Ok(()) };
             for _ in 0..count {
-                endpoint.send(buffer).await?;
-                endpoint.recv(&mut *inbox).await?;
+                endpoint.send(&*source).await?;
+                endpoint.recv(&mut inboxes[0]).await?;
                 record();
             }
         }
         Test::WriteLat | Test::NotifyLat => {
-            let (Some(buffer), Some(target)) = (buffers.first(), remote.first()) else { return Ok(()) };
-            let (source, target) = if plan.test == Test::NotifyLat {
-                (buffer.slice(..0), target.slice(..0)?)
-            } else {
-                (buffer.slice(..), target.clone())
-            };
+            let (source, target) = write_lat(plan, source, remote)?;
+            let mut last = None;
             for _ in 0..count {
-                endpoint.write_remote(&source, &target).notify(NOTE).await?;
+                last = post(endpoint.write_remote(&source, &target).notify(NOTE), last).await?;
                 endpoint.notified(NOTE, 1).await?;
                 record();
             }
+            if let Some(last) = last {
+                last.await?;
+            }
         }
         Test::SendBw => {
-            let send = |i: usize| {
-                let send = endpoint.send(&buffers[i]);
+            let send = |_: usize| {
+                let send = endpoint.send(&*source);
                 async move { send.await.map(drop) }
             };
             pipeline(count, plan.window, send, record).await?;
@@ -132,17 +130,19 @@ async fn repeat(side: &mut Side, plan: &Plan, count: u64, times: &mut Histogram<
             endpoint.recv_bytes().await?;
         }
         Test::WriteBw => {
-            let write = |i: usize| {
-                let write = endpoint.write_remote(&buffers[i], &remote[i]);
+            let target = remote.first().ok_or(Error::Closed)?;
+            let write = |_: usize| {
+                let write = endpoint.write_remote(&*source, target);
                 async move { write.await.map(drop) }
             };
             pipeline(count, plan.window, write, record).await?;
             finish(side).await?;
         }
         Test::ReadLat | Test::ReadBw => {
-            let window = if plan.test == Test::ReadLat { 1 } else { plan.window };
+            let target = remote.first().ok_or(Error::Closed)?;
+            let window = inboxes.len() as u64;
             let read = |i: usize| {
-                let read = endpoint.read_remote(buffers[i].slice_mut(..), &remote[i]);
+                let read = endpoint.read_remote(inboxes[i].slice_mut(..), target);
                 async move { read.await.map(drop) }
             };
             pipeline(count, window, read, record).await?;
@@ -154,15 +154,15 @@ async fn repeat(side: &mut Side, plan: &Plan, count: u64, times: &mut Histogram<
 
 /// Tells the server that the client, which worked alone, has done.
 async fn finish(side: &Side) -> Result<()> {
-    let (Some(buffer), Some(target)) = (side.buffers.first(), side.remote.first()) else { return Ok(()) };
-    side.endpoint.write_remote(buffer.slice(..0), &target.slice(..0)?).notify(NOTE).await.map(drop)
+    let target = side.remote.first().ok_or(Error::Closed)?;
+    side.endpoint.write_remote(side.source.slice(..0), &target.slice(..0)?).notify(NOTE).await.map(drop)
 }
 
 fn verify(side: &Side, plan: &Plan) -> Result<Option<String>> {
     let used = |n: usize| (plan.iters + plan.warmup).min(n as u64) as usize;
     match plan.test {
         Test::SendLat | Test::WriteLat => check(&side.inboxes),
-        Test::ReadLat | Test::ReadBw => check(&side.buffers[..used(side.buffers.len())]),
+        Test::ReadLat | Test::ReadBw => check(&side.inboxes[..used(side.inboxes.len())]),
         Test::SendBw | Test::WriteBw | Test::NotifyLat => Ok(None),
     }
 }

@@ -5,9 +5,9 @@ use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::task::Poll;
 
-use gpusock::{Access, Context, Error, GpuBuf, GpuEndpoint, MemKind, RemoteBuf, Result};
+use gpusock::{Access, Context, Error, GpuBuf, GpuEndpoint, GpuSlice, MemKind, RemoteBuf, Result, WriteRemote};
 
-use super::plan::Plan;
+use super::plan::{Plan, Test};
 
 /// Tag of the notifications of ping-pong tests.
 pub(crate) const NOTE: u64 = 1;
@@ -15,8 +15,9 @@ pub(crate) const NOTE: u64 = 1;
 /// A side's buffers, their exposures and those of the peer.
 pub(crate) struct Side {
     pub endpoint: GpuEndpoint,
-    pub buffers: Vec<GpuBuf>,
-    /// Incoming bytes of ping-pong tests land here, not in what is sent.
+    /// What is sent, written, and read by the peer.
+    pub source: GpuBuf,
+    /// Where incoming bytes land.
     pub inboxes: Vec<GpuBuf>,
     pub leases: Vec<RemoteBuf>,
     pub remote: Vec<RemoteBuf>,
@@ -24,20 +25,15 @@ pub(crate) struct Side {
 
 impl Side {
     pub(crate) fn new(context: &Context, endpoint: GpuEndpoint, plan: &Plan, memory: MemKind, one_sided: bool) -> Result<Self> {
-        let allocate = || (0..plan.buffers()).map(|_| context.alloc(memory, plan.size)).collect::<Result<Vec<_>>>();
-        let mut side = Side { endpoint, buffers: allocate()?, inboxes: allocate()?, leases: Vec::new(), remote: Vec::new() };
+        let source = context.alloc(memory, plan.size)?;
+        let inboxes = (0..plan.inboxes()).map(|_| context.alloc(memory, plan.size)).collect::<Result<Vec<_>>>()?;
         if plan.verify {
-            for buffer in &side.buffers {
-                fill(buffer)?;
-            }
+            fill(&source)?;
         }
+        let mut side = Side { endpoint, source, inboxes, leases: Vec::new(), remote: Vec::new() };
         if one_sided {
-            side.leases = side.inboxes.iter().map(|b| side.endpoint.expose(b, Access::WRITE | Access::READ)).collect::<Result<_>>()?;
-            if plan.verify && matches!(plan.test, super::plan::Test::ReadLat | super::plan::Test::ReadBw) {
-                for buffer in &side.inboxes {
-                    fill(buffer)?;
-                }
-            }
+            let exposed = if plan.test.reads() { &side.source } else { &side.inboxes[0] };
+            side.leases = vec![side.endpoint.expose(exposed, Access::WRITE | Access::READ)?];
         }
         Ok(side)
     }
@@ -48,8 +44,7 @@ impl Side {
 
     pub(crate) fn set_remote(&mut self, plan: &Plan, descriptors: &[Vec<u8>]) -> Result<()> {
         self.remote = descriptors.iter().map(|bytes| RemoteBuf::from_bytes(bytes)).collect::<Result<_>>()?;
-        let expected = if self.leases.is_empty() { 0 } else { plan.buffers() };
-        let right = self.remote.len() as u64 == expected && self.remote.iter().all(|r| r.len() == plan.size);
+        let right = self.remote.len() == self.leases.len() && self.remote.iter().all(|r| r.len() == plan.size);
         if right { Ok(()) } else { Err(Error::InvalidArgument { what: "the peer exposed other buffers than agreed".into() }) }
     }
 }
@@ -88,6 +83,24 @@ pub(crate) fn check(buffers: &[GpuBuf]) -> Result<Option<String>> {
         }
     }
     Ok(None)
+}
+
+/// What a ping-pong of writes moves, and where to.
+pub(crate) fn write_lat(plan: &Plan, source: &GpuBuf, remote: &[RemoteBuf]) -> Result<(GpuSlice, RemoteBuf)> {
+    let target = remote.first().ok_or(Error::Closed)?;
+    if plan.test == Test::NotifyLat { Ok((source.slice(..0), target.slice(..0)?)) } else { Ok((source.slice(..), target.clone())) }
+}
+
+/// Posts a write without waiting for its end; waits for that of the last one instead, which is there by now.
+pub(crate) async fn post(mut write: WriteRemote, last: Option<WriteRemote>) -> Result<Option<WriteRemote>> {
+    let over = poll_fn(|cx| Poll::Ready(Pin::new(&mut write).poll(cx))).await;
+    if let Some(last) = last {
+        last.await?;
+    }
+    match over {
+        Poll::Ready(result) => result.map(|_| None),
+        Poll::Pending => Ok(Some(write)),
+    }
 }
 
 /// Keeps up to `window` operations in flight; each is made by `start` for the buffer that is free again. `done` is called after each.

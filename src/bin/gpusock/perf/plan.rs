@@ -35,8 +35,8 @@ impl Test {
         clap::ValueEnum::to_possible_value(&self).map_or_else(String::new, |value| value.get_name().to_owned())
     }
 
-    pub(crate) fn is_bandwidth(self) -> bool {
-        matches!(self, Test::SendBw | Test::WriteBw | Test::ReadBw)
+    pub(crate) fn reads(self) -> bool {
+        matches!(self, Test::ReadLat | Test::ReadBw)
     }
 
     /// The client's side of the measurement takes turns with the server's.
@@ -66,9 +66,14 @@ impl Plan {
         self.memory.parse()
     }
 
-    /// Buffers on each side.
-    pub(crate) fn buffers(&self) -> u64 {
-        if self.test.is_bandwidth() { self.window } else { 1 }
+    /// Buffers on each side for what comes in. As in other programs of this kind, all operations read the same source and, where the
+    /// rules of borrowing allow it, fill the same target, so that the path is measured and not the cache.
+    pub(crate) fn inboxes(&self) -> u64 {
+        match self.test {
+            Test::SendBw => self.window.min(2),
+            Test::ReadBw => self.window,
+            _ => 1,
+        }
     }
 }
 

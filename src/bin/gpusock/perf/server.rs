@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use gpusock::{Context, Error, GpuEndpoint, Result};
 
 use super::args::{Serve, pin};
-use super::ops::{NOTE, Side, check, pipeline};
+use super::ops::{NOTE, Side, check, pipeline, post, write_lat};
 use super::plan::{Outcome, Plan, Ready, Test, VERSION, hear, tell};
 use super::report::cpu_seconds;
 
@@ -59,9 +59,9 @@ fn prepare(context: &Context, endpoint: &GpuEndpoint, plan: &Plan, limit: u64) -
     if plan.version != VERSION {
         return refuse(format!("the client speaks version {} of this test, and the server {VERSION}", plan.version));
     }
-    let needed = plan.buffers().checked_mul(2).and_then(|n| n.checked_mul(plan.size));
-    if needed.is_none_or(|needed| needed > limit) {
-        return refuse(format!("{} x {} bytes are more than this server allows (--memory {limit})", 2 * plan.buffers(), plan.size));
+    let buffers = 1 + plan.inboxes();
+    if buffers.checked_mul(plan.size).is_none_or(|needed| needed > limit) {
+        return refuse(format!("{buffers} x {} bytes are more than this server allows (--memory {limit})", plan.size));
     }
     let mut side = Side::new(context, endpoint.clone(), plan, plan.memory()?, plan.remote.is_some())?;
     if let Some(remote) = &plan.remote {
@@ -72,33 +72,32 @@ fn prepare(context: &Context, endpoint: &GpuEndpoint, plan: &Plan, limit: u64) -
 
 /// The counterpart of what the client does.
 async fn run(side: &mut Side, plan: &Plan, count: u64) -> Result<()> {
-    let Side { endpoint, buffers, inboxes, remote, .. } = side;
-    let (Some(buffer), Some(inbox)) = (buffers.first(), inboxes.first_mut()) else { return Ok(()) };
+    let Side { endpoint, source, inboxes, remote, .. } = side;
     match plan.test {
         Test::SendLat => {
             for _ in 0..count {
-                endpoint.recv(&mut *inbox).await?;
-                endpoint.send(buffer).await?;
+                endpoint.recv(&mut inboxes[0]).await?;
+                endpoint.send(&*source).await?;
             }
         }
         Test::WriteLat | Test::NotifyLat => {
-            let target = remote.first().ok_or(Error::Closed)?;
-            let (source, target) = if plan.test == Test::NotifyLat {
-                (buffer.slice(..0), target.slice(..0)?)
-            } else {
-                (buffer.slice(..), target.clone())
-            };
+            let (source, target) = write_lat(plan, source, remote)?;
+            let mut last = None;
             for _ in 0..count {
                 endpoint.notified(NOTE, 1).await?;
-                endpoint.write_remote(&source, &target).notify(NOTE).await?;
+                last = post(endpoint.write_remote(&source, &target).notify(NOTE), last).await?;
+            }
+            if let Some(last) = last {
+                last.await?;
             }
         }
         Test::SendBw => {
+            let window = inboxes.len() as u64;
             let receive = |i: usize| {
                 let recv = endpoint.recv(inboxes[i].slice_mut(..));
                 async move { recv.await.map(drop) }
             };
-            pipeline(count, plan.window, receive, || ()).await?;
+            pipeline(count, window, receive, || ()).await?;
             endpoint.send_bytes(&b""[..]).await?;
         }
         // The client works alone, and says when it has done.
