@@ -45,9 +45,7 @@ fn main() -> Result<()> {
             println!("{:.0}", probe(a.parse()?, b.parse()?)?);
             Ok(())
         }
-        ["serve" | "run" | "probe", ..] => {
-            Err("usage: raw_socket serve ADDR | run ADDR --test lat|bw … | probe CPU CPU".into())
-        }
+        ["serve" | "run" | "probe", ..] => Err("usage: raw_socket serve ADDR | run ADDR --test lat|bw … | probe CPU CPU".into()),
         // A test runner that lists what there is: this is not a set of tests.
         _ if words.contains(&"--list") => Ok(()),
         _ => self_pair(),
@@ -68,10 +66,7 @@ fn self_pair() -> Result<()> {
         }
         Ok(())
     });
-    for options in [
-        ["--test", "lat", "--iters", "1000"],
-        ["--test", "bw", "--iters", "50"],
-    ] {
+    for options in [["--test", "lat", "--iters", "1000"], ["--test", "bw", "--iters", "50"]] {
         println!("{}", Run::parse(&options)?.measure(&addr)?);
     }
     server.join().map_err(|_| "the server thread panicked")??;
@@ -88,8 +83,7 @@ struct Run {
 
 impl Run {
     fn parse(options: &[&str]) -> Result<Run> {
-        let (mut test, mut size, mut iters, mut warmup, mut congestion) =
-            (LATENCY, None, None, None, None);
+        let (mut test, mut size, mut iters, mut warmup, mut congestion) = (LATENCY, None, None, None, None);
         for pair in options.chunks(2) {
             match *pair {
                 ["--test", "lat"] => test = LATENCY,
@@ -101,11 +95,7 @@ impl Run {
                 _ => return Err(format!("unknown option {pair:?}").into()),
             }
         }
-        let (usual_size, usual_iters) = if test == LATENCY {
-            (8, 20_000)
-        } else {
-            (1 << 20, 2_000)
-        };
+        let (usual_size, usual_iters) = if test == LATENCY { (8, 20_000) } else { (1 << 20, 2_000) };
         let iters: u64 = iters.unwrap_or(usual_iters);
         Ok(Run {
             test,
@@ -157,18 +147,10 @@ impl Run {
         round_trips.sort_unstable();
         let one_way = |share: f64| match round_trips.len() {
             0 => "null".to_owned(),
-            n => format!(
-                "{:.3}",
-                round_trips[((n - 1) as f64 * share) as usize].as_secs_f64() * 5e5
-            ),
+            n => format!("{:.3}", round_trips[((n - 1) as f64 * share) as usize].as_secs_f64() * 5e5),
         };
         let name = if self.test == LATENCY { "lat" } else { "bw" };
-        let messages = if self.test == LATENCY {
-            2 * self.iters
-        } else {
-            self.iters
-        } as f64
-            / took.as_secs_f64();
+        let messages = if self.test == LATENCY { 2 * self.iters } else { self.iters } as f64 / took.as_secs_f64();
         format!(
             r#"{{"test":"{name}","size":{},"iters":{},"latency_us":{{"min":{},"p50":{},"p99":{},"max":{}}},"bandwidth_MBps":{:.1},"messages_per_s":{messages:.0}}}"#,
             self.size,
@@ -197,10 +179,7 @@ fn serve(mut stream: TcpStream) -> io::Result<()> {
         }
         let [test, size, count] = words;
         if test > STREAM || size > LARGEST {
-            return Err(io::Error::new(
-                ErrorKind::InvalidData,
-                "this is not raw_socket's client",
-            ));
+            return Err(io::Error::new(ErrorKind::InvalidData, "this is not raw_socket's client"));
         }
         let mut data = vec![1u8; size as usize];
         for _ in 0..count {

@@ -56,7 +56,11 @@ impl Config {
             self.tcp_congestion = Some(name).filter(|name| !name.is_empty());
         }
         if self.lanes == 0 || u16::from(self.lanes) > crate::endpoint::handshake::LANES_MAX {
-            return Err(Error::invalid(format!("{} lanes; 1 to {} can be had", self.lanes, crate::endpoint::handshake::LANES_MAX)));
+            return Err(Error::invalid(format!(
+                "{} lanes; 1 to {} can be had",
+                self.lanes,
+                crate::endpoint::handshake::LANES_MAX
+            )));
         }
         if self.eager_max > PAYLOAD_MAX {
             return Err(Error::invalid(format!("an eager limit of {} bytes; at most {PAYLOAD_MAX}", self.eager_max)));

@@ -6,7 +6,6 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-
 /// The result of everything in this crate that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 

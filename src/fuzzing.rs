@@ -59,3 +59,48 @@ pub fn connection(mut bytes: &[u8]) {
     connection.fail(&crate::Error::Closed);
     connection.fuzz_answer();
 }
+
+/// A short run of what the fuzzers do at length, for every test run.
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::frame::head_len;
+    use proptest::prelude::*;
+
+    /// Streams of well-formed headers with fields near each other, so that they often mean something to the connection.
+    fn stream() -> impl Strategy<Value = Vec<u8>> {
+        let word = prop_oneof![4 => 0u64..4, 1 => 4090u64..4100, 1 => any::<u64>(), 1 => Just(u64::MAX)];
+        let frame = (1u8..19, 0u8..4, prop_oneof![Just(0u32), 0u32..64, 4000u32..4200], proptest::collection::vec(word, 7));
+        proptest::collection::vec(frame, 0..40).prop_map(|frames| {
+            let mut bytes = Vec::new();
+            for (kind, flags, payload, words) in frames {
+                let len = head_len(kind).unwrap_or(8);
+                // Only these carry payload; the others would end the stream at once.
+                let payload = if matches!(kind, 1 | 4 | 6 | 8) { payload } else { 0 };
+                bytes.extend([kind, flags]);
+                bytes.extend((len as u16).to_le_bytes());
+                bytes.extend(payload.to_le_bytes());
+                bytes.extend(words.iter().take((len - 8) / 8).flat_map(|word| word.to_le_bytes()));
+                bytes.resize(bytes.len() + payload as usize, 0);
+            }
+            bytes
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 3000, ..ProptestConfig::default() })]
+
+        #[test]
+        fn no_stream_of_frames_breaks_a_connection(bytes in stream()) {
+            connection(&bytes);
+        }
+
+        #[test]
+        fn no_bytes_break_anything(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            frame(&bytes);
+            handshake(&bytes);
+            remote_buf(&bytes);
+            connection(&bytes);
+        }
+    }
+}

@@ -145,7 +145,13 @@ async fn readers_that_vanish_leave_nothing_behind() {
             tokio::task::yield_now().await;
         }
         assert!(common::descriptors() <= baseline + 2, "descriptors grow: {baseline} to {}", common::descriptors());
-        assert!(source.slice(..).len() == 100_000 && { let mut source = source; source.map_mut().is_ok() }, "all exposures ended");
+        assert!(
+            source.slice(..).len() == 100_000 && {
+                let mut source = source;
+                source.map_mut().is_ok()
+            },
+            "all exposures ended"
+        );
     })
     .await;
 }
@@ -197,7 +203,9 @@ async fn a_peer_that_breaks_the_protocol_is_lost_and_no_panic() {
         let ctx = Transport::Tcp.builder().build().unwrap();
         let (listener, address) = listen(&ctx).await;
         let hello = record_hello().await;
-        for (i, garbage) in [vec![0xff; 100], vec![0; 100], pattern(5000, 3), b"GET / HTTP/1.1\r\n\r\n".to_vec()].into_iter().enumerate() {
+        for (i, garbage) in
+            [vec![0xff; 100], vec![0; 100], pattern(5000, 3), b"GET / HTTP/1.1\r\n\r\n".to_vec()].into_iter().enumerate()
+        {
             let mut stream = TcpStream::connect(address).unwrap();
             stream.write_all(&hello).unwrap();
             let ep = listener.accept().await.unwrap();
@@ -348,7 +356,9 @@ async fn the_report_names_every_path_and_why_not() {
         drop(peer);
         let rdma = only(PathKind::GpuDirectRdma);
         let (strict, address) = listen(&rdma).await;
-        assert!(matches!(&ctx.connect(address).await.unwrap_err(), Error::Handshake { reason, .. } if reason.contains("no path")));
+        assert!(
+            matches!(&ctx.connect(address).await.unwrap_err(), Error::Handshake { reason, .. } if reason.contains("no path"))
+        );
         drop(strict);
         assert!(matches!(rdma.connect(listener.local_addr().unwrap()).await, Err(Error::NoPath { .. })));
     })
@@ -446,7 +456,12 @@ async fn builders_refuse_what_cannot_be() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_wake_up_is_lost() {
     let rounds: u32 = std::env::var("GPUSOCK_TEST_WAKEUPS").ok().and_then(|n| n.parse().ok()).unwrap_or(20_000);
-    for (transport, spin) in [(Transport::Tcp, Spin::Never), (Transport::Tcp, Spin::Adaptive), (Transport::Inproc, Spin::Never), (Transport::Inproc, Spin::Adaptive)] {
+    for (transport, spin) in [
+        (Transport::Tcp, Spin::Never),
+        (Transport::Tcp, Spin::Adaptive),
+        (Transport::Inproc, Spin::Never),
+        (Transport::Inproc, Spin::Adaptive),
+    ] {
         let builder = || transport.builder().spin(spin).heartbeat(Duration::from_secs(600)).liveness(Duration::from_secs(2000));
         let Pair { ctx_a, a, ctx_b, b, .. } = common::pair_of(transport, builder(), builder()).await;
         let echo = tokio::spawn(async move {
@@ -464,7 +479,9 @@ async fn no_wake_up_is_lost() {
                 a.send(&out).await.unwrap();
                 a.recv(&mut inbox).await.unwrap();
             };
-            tokio::time::timeout(Duration::from_secs(20), round).await.unwrap_or_else(|_| panic!("lost in round {i} of {transport:?} {spin}"));
+            tokio::time::timeout(Duration::from_secs(20), round)
+                .await
+                .unwrap_or_else(|_| panic!("lost in round {i} of {transport:?} {spin}"));
         }
         drop(echo.await.unwrap());
     }

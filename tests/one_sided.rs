@@ -192,7 +192,7 @@ on_every_transport! {
                 target.to_vec().unwrap() == pattern(size, round)
             });
             write.unwrap();
-            if let Poll::Pending = message { pair.a.flush().await.unwrap() }
+            if message.is_pending() { pair.a.flush().await.unwrap() }
             assert!(seen, "round {round}");
             if round % 2 == 0 { drop(pair.b.recv_bytes().await.unwrap()) } else { pair.b.notified(round, 1).await.unwrap() }
         }

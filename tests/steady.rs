@@ -122,5 +122,9 @@ async fn idle_endpoints_cost_little() {
     let used = cpu() - before;
     // An endpoint that spins would use all of it.
     assert!(used < wall / 10, "{used:?} of CPU in {wall:?} with everything idle");
-    println!("{each} KiB an idle endpoint, {:.2} % of a core for {} of them", 100.0 * used.as_secs_f64() / wall.as_secs_f64(), 2 * ENDPOINTS);
+    println!(
+        "{each} KiB an idle endpoint, {:.2} % of a core for {} of them",
+        100.0 * used.as_secs_f64() / wall.as_secs_f64(),
+        2 * ENDPOINTS
+    );
 }

@@ -12,7 +12,8 @@ const ROUNDS: u64 = 40;
 
 /// Tasks on both sides send, receive, write and add over the same endpoint at once.
 async fn crowd(transport: Transport, spin: Spin) {
-    let Pair { ctx_a, a, ctx_b, b, .. } = common::pair_of(transport, transport.builder().spin(spin), transport.builder().spin(spin)).await;
+    let Pair { ctx_a, a, ctx_b, b, .. } =
+        common::pair_of(transport, transport.builder().spin(spin), transport.builder().spin(spin)).await;
     let target = Arc::new(ctx_b.alloc("host", 8 + TASKS * 100_000).unwrap());
     let lease = b.expose(&*target, Access::ALL).unwrap();
     let remote = RemoteBuf::from_bytes(&lease.to_bytes()).unwrap();

@@ -10,10 +10,12 @@
 //! The weights are one buffer at the server, exposed for reading. Each worker has a slot there, exposed to it for writing. A worker
 //! pulls the weights, computes a gradient on its part of the data, and writes it into its slot with a notification; the server applies it
 //! and answers with a message, after which the slot may be written again. Nobody waits for anybody else: gradients may be a few
-//! updates old, and a pull may see weights of two updates mixed, neither of which stochastic gradient descent minds.
+//! updates old, and a pull may see weights of two updates mixed, neither of which stochastic gradient descent minds. A worker that is
+//! lost is reported, and the others go on; across machines, another one may take its place.
 
 mod data;
 mod net;
+mod progress;
 mod server;
 mod worker;
 
@@ -40,8 +42,15 @@ struct Args {
     #[arg(long, default_value_t = 3000, value_parser = clap::value_parser!(u64).range(1..))]
     updates: u64,
     /// Accuracy on the held-out images below which the training has failed.
-    #[arg(long, default_value_t = 0.95)]
+    #[arg(long, default_value_t = 0.95, value_parser = fraction)]
     target: f32,
+}
+
+fn fraction(text: &str) -> Result<f32, String> {
+    match text.parse() {
+        Ok(number) if (0.0..=1.0).contains(&number) => Ok(number),
+        _ => Err("a number from 0 to 1 is wanted".to_owned()),
+    }
 }
 
 #[tokio::main(flavor = "current_thread")]

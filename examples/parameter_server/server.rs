@@ -1,22 +1,27 @@
 //! The server: holds the weights, applies the gradients.
 
 use std::cell::RefCell;
-use std::io::{IsTerminal, Write};
-use std::process::{Child, Command, Stdio};
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::{ExitStatus, Stdio};
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use gpusock::{Access, Context, GpuBuf, GpuEndpoint, PathKind};
-use tokio::task::{JoinSet, LocalSet};
+use gpusock::{Access, Context, GpuBuf, GpuEndpoint, GpuListener, PathKind};
+use tokio::process::{Child, Command};
+use tokio::task::{JoinError, JoinSet, LocalSet};
 
 use crate::Args;
 use crate::data::{self, Image};
 use crate::net::{self, Adam, PARAMETERS};
+use crate::progress::Progress;
 use crate::worker::{PUSHED, STOP};
 
-/// How often the progress is shown.
-const SHOW: Duration = Duration::from_millis(300);
+/// When the training is over, a worker that does not say goodbye within this time is left behind.
+const GOODBYE: Duration = Duration::from_secs(2);
+
+/// A worker's task at its end: its number and what became of it.
+type Ended = Result<(u32, Result<()>), JoinError>;
 
 /// What all workers share. One thread serves them, so a cell is enough.
 struct Model {
@@ -27,20 +32,15 @@ struct Model {
     updates: u64,
     wanted: u64,
     bytes: u64,
-    path: Option<PathKind>,
+    paths: BTreeSet<PathKind>,
     progress: Progress,
     test: Vec<Image>,
-}
-
-struct Progress {
-    shown: Instant,
-    terminal: bool,
 }
 
 pub async fn run(args: &Args) -> Result<()> {
     let context = Context::new()?;
     let listener = context.bind(args.listen.as_deref().unwrap_or("127.0.0.1:0")).await?;
-    let address = listener.local_addr()?;
+    let address = listener.local_addr()?.to_string();
     let weights = net::initial();
     let shared = context.alloc(args.device.as_str(), 4 * PARAMETERS as u64)?;
     shared.copy_from_slice(0, &net::to_bytes(&weights))?;
@@ -51,67 +51,92 @@ pub async fn run(args: &Args) -> Result<()> {
         updates: 0,
         wanted: args.updates,
         bytes: 0,
-        path: None,
-        progress: Progress { shown: Instant::now(), terminal: std::io::stdout().is_terminal() },
+        paths: BTreeSet::new(),
+        progress: Progress::new(),
         test: data::load()?.1,
     }));
 
-    let mut children = Children(Vec::new());
+    let mut children = JoinSet::new();
     if args.listen.is_some() {
         println!("listening {address}, waiting for {} workers", args.workers);
     } else {
+        let mut ids = Vec::new();
         for _ in 0..args.workers {
-            children.0.push(start_worker(&address.to_string(), &args.device)?);
+            let mut child = start_worker(&address, &args.device)?;
+            let id = child.id().unwrap_or(0);
+            ids.push(id.to_string());
+            children.spawn(async move { (id, child.wait().await) });
         }
-        println!("{} workers, processes {}", args.workers, children.ids());
+        println!("{} workers, processes {}", args.workers, ids.join(", "));
     }
+    LocalSet::new().run_until(serve(args, &context, &listener, &model, &mut children)).await?;
 
-    let local = LocalSet::new();
-    let lost = local.run_until(serve(args, &context, &listener, &model)).await?;
-    let model = model.borrow();
+    let mut model = model.borrow_mut();
     model.progress.end();
-    if model.updates < model.wanted {
-        bail!("all workers are lost after {} of {} updates: {}", model.updates, model.wanted, lost.join("; "));
-    }
+    ensure!(model.updates == model.wanted, "all workers are lost after {} of {} updates", model.updates, model.wanted);
     let accuracy = net::accuracy(&model.weights, &model.test);
-    let path = model.path.map_or("none", PathKind::name);
+    let paths: Vec<_> = model.paths.iter().map(|path| path.name()).collect();
+    let paths = if paths.is_empty() { "unknown".to_owned() } else { paths.join(" and ") };
     let moved = model.bytes as f64 / 1e6;
-    println!("test accuracy {accuracy:.3}, {} updates, {moved:.1} MB moved, path {path}", model.updates);
+    println!("test accuracy {accuracy:.3}, {} updates, {moved:.1} MB moved, path {paths}", model.updates);
     ensure!(accuracy >= args.target, "the accuracy is below {}", args.target);
     Ok(())
 }
 
-/// Serves workers until the training is over. Answers why workers were lost.
+/// Serves workers until the training is over or no worker is left.
 async fn serve(
     args: &Args,
     context: &Context,
-    listener: &gpusock::GpuListener,
+    listener: &GpuListener,
     model: &Rc<RefCell<Model>>,
-) -> Result<Vec<String>> {
+    children: &mut JoinSet<(u32, std::io::Result<ExitStatus>)>,
+) -> Result<()> {
+    // Numbers that no worker has. One that was lost leaves its number to the next that comes.
+    let mut free: BTreeSet<u32> = (0..args.workers).collect();
+    let mut endpoints = BTreeMap::new();
     let mut tasks = JoinSet::new();
-    for worker in 0..args.workers {
-        let endpoint = tokio::select! {
-            endpoint = listener.accept() => endpoint?,
-            // A worker that does not even come is as good as lost.
-            () = tokio::time::sleep(Duration::from_secs(30)), if args.listen.is_none() => bail!("worker {worker} did not come"),
-        };
-        let slot = context.alloc(args.device.as_str(), 4 * PARAMETERS as u64)?;
-        let (model, workers) = (Rc::clone(model), args.workers);
-        tasks.spawn_local(async move {
-            let result = attend(&endpoint, &slot, worker, workers, &model).await;
-            // The endpoint and the slot are freed here, whatever became of the worker.
-            result.map_err(|error| format!("worker {worker} lost: {error:#}"))
-        });
-    }
-    let mut lost = Vec::new();
-    while let Some(ended) = tasks.join_next().await {
-        if let Err(why) = ended.context("a task failed")? {
-            model.borrow().progress.end();
-            eprintln!("{why}");
-            lost.push(why);
+    let mut came = 0;
+    while !model.borrow().is_done() {
+        tokio::select! {
+            endpoint = listener.accept(), if !free.is_empty() => {
+                let (endpoint, model, workers) = (endpoint?, Rc::clone(model), args.workers);
+                let Some(worker) = free.pop_first() else { continue };
+                let slot = context.alloc(args.device.as_str(), 4 * PARAMETERS as u64)?;
+                endpoints.insert(worker, endpoint.clone());
+                came += 1;
+                // Its end frees the slot, whatever became of the worker.
+                tasks.spawn_local(async move { (worker, attend(&endpoint, &slot, worker, workers, &model).await) });
+            }
+            Some(ended) = tasks.join_next() => {
+                let worker = model.borrow_mut().see_off(ended, &mut endpoints)?;
+                free.insert(worker);
+            }
+            Some(Ok((id, Ok(status)))) = children.join_next() => {
+                if !status.success() {
+                    model.borrow_mut().progress.note(&format!("process {id} ended: {status}"));
+                }
+            }
+        }
+        // Who else could come: a process that was started here and runs, or the first workers from other machines.
+        let more = if args.listen.is_none() { !children.is_empty() } else { came < args.workers };
+        if tasks.is_empty() && !more {
+            return Ok(());
         }
     }
-    Ok(lost)
+    // The other workers learn from the answer to their next gradient that it is over.
+    let goodbyes = async {
+        while let Some(ended) = tasks.join_next().await {
+            model.borrow_mut().see_off(ended, &mut endpoints)?;
+        }
+        Ok(())
+    };
+    let in_time = tokio::time::timeout(GOODBYE, goodbyes).await;
+    for (worker, endpoint) in endpoints {
+        let mut model = model.borrow_mut();
+        model.count(&endpoint);
+        model.progress.note(&format!("worker {worker} left behind: it does not answer"));
+    }
+    in_time.unwrap_or(Ok(()))
 }
 
 /// Serves one worker.
@@ -119,88 +144,74 @@ async fn attend(endpoint: &GpuEndpoint, slot: &GpuBuf, worker: u32, workers: u32
     // Dropping these takes the worker's access away.
     let weights_lease = endpoint.expose(&model.borrow().shared, Access::READ)?;
     let slot_lease = endpoint.expose(slot, Access::WRITE)?;
-    let mut welcome = Vec::with_capacity(crate::worker::WELCOME);
-    welcome.extend(worker.to_le_bytes());
-    welcome.extend(workers.to_le_bytes());
-    welcome.extend_from_slice(&weights_lease.to_bytes());
-    welcome.extend_from_slice(&slot_lease.to_bytes());
-    endpoint.send_bytes(welcome).await?;
+    endpoint.send_bytes([u64::from(worker).to_le_bytes(), u64::from(workers).to_le_bytes()].concat()).await?;
+    endpoint.send_bytes(weights_lease.to_bytes()).await?;
+    endpoint.send_bytes(slot_lease.to_bytes()).await?;
 
     let mut bytes = vec![0; 4 * PARAMETERS];
     let mut gradient = vec![0.0; PARAMETERS];
     loop {
+        // The worker writes the slot again only when it has the answer, so that the slot is quiet while it is read.
         endpoint.notified(PUSHED, 1).await?;
         slot.copy_to_slice(0, &mut bytes)?;
         net::from_bytes(&bytes, &mut gradient);
         let answer = model.borrow_mut().apply(&gradient)?;
-        let receipt = endpoint.send_bytes(answer.to_le_bytes().to_vec()).await?;
-        model.borrow_mut().path = Some(receipt.path);
+        endpoint.send_bytes(answer.to_le_bytes().to_vec()).await?;
         if answer == STOP {
             break;
         }
     }
+    let (paths, _) = endpoint.recv_bytes().await?;
+    for path in String::from_utf8_lossy(&paths).split_whitespace() {
+        model.borrow_mut().paths.insert(path.parse()?);
+    }
     endpoint.closed().await;
-    let stats = endpoint.stats();
-    model.borrow_mut().bytes += stats.bytes_sent + stats.bytes_received;
     Ok(())
 }
 
 impl Model {
+    fn is_done(&self) -> bool {
+        self.updates >= self.wanted
+    }
+
+    fn count(&mut self, endpoint: &GpuEndpoint) {
+        let stats = endpoint.stats();
+        self.bytes += stats.bytes_sent + stats.bytes_received;
+    }
+
+    /// Says what became of a worker, and drops its endpoint.
+    fn see_off(&mut self, ended: Ended, endpoints: &mut BTreeMap<u32, GpuEndpoint>) -> Result<u32> {
+        let (worker, result) = ended.context("a task failed")?;
+        if let Some(endpoint) = endpoints.remove(&worker) {
+            self.count(&endpoint);
+        }
+        if let Err(why) = result {
+            self.progress.note(&format!("worker {worker} lost: {why:#}"));
+        }
+        Ok(worker)
+    }
+
     /// Applies a gradient. Answers its number, or `STOP`.
     fn apply(&mut self, gradient: &[f32]) -> Result<u64> {
-        if self.updates < self.wanted {
+        if !gradient.iter().all(|g| g.is_finite()) {
+            bail!("its gradient is no number");
+        }
+        if !self.is_done() {
             self.adam.apply(&mut self.weights, gradient);
             self.shared.copy_from_slice(0, &net::to_bytes(&self.weights))?;
             self.updates += 1;
-            if self.progress.shown.elapsed() >= SHOW {
+            if self.progress.is_due() {
                 self.progress.show(self.updates, self.wanted, net::accuracy(&self.weights, &self.test));
             }
         }
-        Ok(if self.updates < self.wanted { self.updates } else { STOP })
+        Ok(if self.is_done() { STOP } else { self.updates })
     }
 }
 
-impl Progress {
-    fn show(&mut self, updates: u64, wanted: u64, accuracy: f32) {
-        self.shown = Instant::now();
-        if self.terminal {
-            print!("\r{updates} of {wanted} updates, test accuracy {accuracy:.3} ");
-            // A terminal that went away is no reason to stop training.
-            let _ = std::io::stdout().flush();
-        } else {
-            println!("{updates} of {wanted} updates, test accuracy {accuracy:.3}");
-        }
-    }
-
-    fn end(&self) {
-        if self.terminal {
-            println!();
-        }
-    }
-}
-
+/// Starts this program as a worker. It does not outlive the server.
 fn start_worker(address: &str, device: &str) -> Result<Child> {
     let program = std::env::current_exe().context("finding this program's file")?;
     let mut command = Command::new(program);
-    command.args(["--connect", address, "--device", device]).stdin(Stdio::null());
+    command.args(["--connect", address, "--device", device]).stdin(Stdio::null()).stdout(Stdio::null()).kill_on_drop(true);
     command.spawn().context("starting a worker")
-}
-
-/// The workers that were started here. They do not outlive the server.
-struct Children(Vec<Child>);
-
-impl Children {
-    fn ids(&self) -> String {
-        let ids: Vec<_> = self.0.iter().map(|child| child.id().to_string()).collect();
-        ids.join(", ")
-    }
-}
-
-impl Drop for Children {
-    fn drop(&mut self) {
-        for child in &mut self.0 {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
 }

@@ -120,14 +120,7 @@ impl Local {
             return Err("the credit that it grants is out of range");
         }
         let heartbeat = config.heartbeat.min(Duration::from_millis(peer.heartbeat_ms.max(10).into()));
-        Ok(Limits {
-            eager_max,
-            segment,
-            credit_out: peer.credit,
-            credit_in: config.credit,
-            heartbeat,
-            liveness: config.liveness,
-        })
+        Ok(Limits { eager_max, segment, credit_out: peer.credit, credit_in: config.credit, heartbeat, liveness: config.liveness })
     }
 
     fn facts(&self, peer: SocketAddr, hello: &Hello, rtt: Option<Duration>, tcp: String) -> Result<Facts> {
@@ -185,9 +178,8 @@ async fn read_hello(stream: &mut tokio::net::TcpStream) -> Result<Hello, Trouble
 }
 
 async fn dial(address: SocketAddr, hello: &Hello) -> Result<(tokio::net::TcpStream, Hello, Duration)> {
-    let mut stream = tokio::net::TcpStream::connect(address)
-        .await
-        .map_err(|e| Error::io(format!("connecting to {address}"), e))?;
+    let mut stream =
+        tokio::net::TcpStream::connect(address).await.map_err(|e| Error::io(format!("connecting to {address}"), e))?;
     let _ = stream.set_nodelay(true);
     let begun = Instant::now();
     write_hello(&mut stream, hello).await.map_err(|e| Trouble::Io(e).of_peer(address))?;

@@ -72,7 +72,7 @@ impl Message {
 
     /// Receives it into memory of its own.
     pub fn into_bytes(mut self) -> IntoBytes {
-        let made = memory::alloc(MemKind::Host, self.len).and_then(|mut buf| Ok(((&mut buf).write_lease()?, buf)));
+        let made = memory::alloc(MemKind::Host, self.len).and_then(|mut buf| Ok((Dest::write_lease(&&mut buf)?, buf)));
         let (request, buf) = match made {
             Ok((lease, buf)) => {
                 self.taken = true;

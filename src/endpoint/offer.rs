@@ -88,8 +88,8 @@ impl Offers {
 
     /// Both sides call this; the one whose context has the lower number dials.
     pub(crate) async fn connect(&self, local: &Local, peer: &[u8]) -> Result<GpuEndpoint> {
-        let offer = Offer::decode(peer)
-            .map_err(|why| Error::invalid(format!("these {} bytes are no offer: {why}", peer.len())))?;
+        let offer =
+            Offer::decode(peer).map_err(|why| Error::invalid(format!("these {} bytes are no offer: {why}", peer.len())))?;
         if offer.context == local.context {
             return Err(Error::invalid("the offer is of this very context; give it to the peer, and the peer's to this side"));
         }
@@ -136,7 +136,10 @@ impl Offers {
         };
         tokio::time::timeout(limit, come).await.map_err(|_| {
             let peer = offer.addresses.first().map_or_else(|| "the peer".to_owned(), ToString::to_string);
-            Error::handshake(peer, format!("it did not answer this side's offer within {limit:?}; both sides must call connect_offer"))
+            Error::handshake(
+                peer,
+                format!("it did not answer this side's offer within {limit:?}; both sides must call connect_offer"),
+            )
         })
     }
 }

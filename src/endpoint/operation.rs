@@ -17,16 +17,36 @@ use crate::reactor::spin::{Learnt, Spin, Spinner, Step};
 /// What is to be done, before it was posted.
 #[derive(Debug)]
 pub(crate) enum Request {
-    Send { held: Held, len: u64, tag: u64 },
-    Recv { lease: WriteLease, tag: Option<u64> },
+    Send {
+        held: Held,
+        len: u64,
+        tag: u64,
+    },
+    Recv {
+        lease: WriteLease,
+        tag: Option<u64>,
+    },
     /// The buffer is busy; perhaps with the message of a dropped receive, which can then be taken over.
-    RecvBusy { key: BufKey, tag: Option<u64>, error: Error },
+    RecvBusy {
+        key: BufKey,
+        tag: Option<u64>,
+        error: Error,
+    },
     /// Wait for a message.
     Claim,
     /// Receive a message that was waited for.
-    Claimed { lease: WriteLease, seq: u64 },
-    Work { held: Held, work: Work },
-    Note { tag: u64, n: u64 },
+    Claimed {
+        lease: WriteLease,
+        seq: u64,
+    },
+    Work {
+        held: Held,
+        work: Work,
+    },
+    Note {
+        tag: u64,
+        n: u64,
+    },
     Flush,
 }
 
@@ -37,7 +57,10 @@ enum Kind {
     Claim,
     /// Goes on without its future.
     Detachable,
-    Note { tag: u64, n: u64 },
+    Note {
+        tag: u64,
+        n: u64,
+    },
 }
 
 #[derive(Debug)]

@@ -39,11 +39,7 @@ impl Access {
     }
 
     pub(crate) fn rights(self) -> Rights {
-        Rights {
-            read: self.contains(Access::READ),
-            write: self.contains(Access::WRITE),
-            atomic: self.contains(Access::ATOMIC),
-        }
+        Rights { read: self.contains(Access::READ), write: self.contains(Access::WRITE), atomic: self.contains(Access::ATOMIC) }
     }
 
     pub(crate) fn bits(self) -> u8 {

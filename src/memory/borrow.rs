@@ -140,8 +140,7 @@ pub(crate) fn is_free(state: &BorrowState) -> bool {
 mod tests {
     use super::*;
 
-    const ALL: [Use; 7] =
-        [Use::Read, Use::Map, Use::Write, Use::MapMut, Use::ExposeRead, Use::ExposeWrite, Use::CopyIn];
+    const ALL: [Use; 7] = [Use::Read, Use::Map, Use::Write, Use::MapMut, Use::ExposeRead, Use::ExposeWrite, Use::CopyIn];
 
     /// Rows: what is there; columns in the order of `ALL`: whether it may be added.
     #[test]
@@ -187,7 +186,7 @@ mod tests {
 }
 
 #[cfg(all(test, loom))]
-mod tests {
+mod loom_tests {
     use super::*;
     use loom::cell::UnsafeCell;
 

@@ -35,6 +35,26 @@ use crate::error::{Error, Result};
 /// The last two are also the way to memory that is exposed: a copy sees each byte as it was before or after a write of a peer that goes
 /// on at the same time, and what came before a message or notification that was received is always seen.
 /// [`split_at`](Self::split_at) gives buffers that are used independently.
+///
+/// What cannot be right does not compile:
+///
+/// ```compile_fail,E0599
+/// # fn f(buf: gpusock::GpuBuf) {
+/// let copy = buf.clone(); // a buffer is unique; `slice` gives shared handles
+/// # }
+/// ```
+///
+/// ```compile_fail,E0277
+/// # fn f(ep: gpusock::GpuEndpoint, buf: gpusock::GpuBuf) {
+/// let receive = ep.recv(&buf); // it writes the buffer, so it takes it by `&mut`
+/// # }
+/// ```
+///
+/// ```compile_fail,E0277
+/// # fn f(ep: gpusock::GpuEndpoint, bytes: &[u8]) {
+/// let send = ep.send(bytes); // an operation must own its share of the memory: `register` it, or `send_bytes`
+/// # }
+/// ```
 pub struct GpuBuf {
     region: Arc<Region>,
     state: Arc<BorrowState>,
@@ -230,7 +250,8 @@ macro_rules! slice {
                 let (offset, len) = resolve(&range, self.view.len);
                 // What lies outside of this range must not become valid because it is inside the buffer.
                 let inside = offset.checked_add(len).is_some_and(|end| end <= self.view.len);
-                let size = if inside { self.view.size } else { self.view.offset.saturating_add(self.view.len).min(self.view.size) };
+                let size =
+                    if inside { self.view.size } else { self.view.offset.saturating_add(self.view.len).min(self.view.size) };
                 $name { view: View { offset: self.view.offset.saturating_add(offset), len, size, ..self.view } }
             }
         }

@@ -14,8 +14,8 @@ mod map;
 
 pub use buf::{GpuBuf, GpuSlice, GpuSliceMut};
 pub(crate) use chunk::Chunk;
-pub(crate) use host::Region;
 pub use host::HostMemory;
+pub(crate) use host::Region;
 pub use kind::MemKind;
 pub(crate) use lease::{BufKey, ReadLease, WriteLease};
 pub use lease::{Dest, Memory, Source};

@@ -32,7 +32,10 @@ enum Body {
     /// At the sender, under this number.
     Remote(u64),
     /// In the memory of a dropped receive.
-    Orphan { op: OpId, landed: bool },
+    Orphan {
+        op: OpId,
+        landed: bool,
+    },
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -230,8 +233,7 @@ impl Inbox {
 
     pub(crate) fn data_landed(&mut self, msg: u64, len: u32, out: &mut Out<'_>) -> Result<(), Violation> {
         let Some(arriving) = self.rendezvous.get_mut(&msg) else { return Ok(()) };
-        arriving.missing =
-            arriving.missing.checked_sub(len.into()).ok_or(Violation::Rule("more data than the message has"))?;
+        arriving.missing = arriving.missing.checked_sub(len.into()).ok_or(Violation::Rule("more data than the message has"))?;
         if arriving.missing == 0 {
             if let Some(arriving) = self.rendezvous.remove(&msg) {
                 out.control.push_back(Frame::done(msg, Status::Ok));

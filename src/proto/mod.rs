@@ -100,9 +100,16 @@ pub(crate) struct Transmit {
 pub(crate) enum Sent {
     Nothing,
     /// The engine must have *copied* the payload: the sender's buffer is free from then on.
-    Eager { op: OpId, len: u32 },
-    Data { msg: u64 },
-    Write { seq: u64 },
+    Eager {
+        op: OpId,
+        len: u32,
+    },
+    Data {
+        msg: u64,
+    },
+    Write {
+        seq: u64,
+    },
 }
 
 impl Sent {

@@ -44,12 +44,25 @@ struct Access {
 enum Op {
     /// Its first frame has not come yet, but that of a later one has.
     Unknown,
-    Write { total: u64, landed: u64, active: u32, status: Status, notify: Option<u64> },
+    Write {
+        total: u64,
+        landed: u64,
+        active: u32,
+        status: Status,
+        notify: Option<u64>,
+    },
     Read(Access),
-    Atomic { access: Access, swap: bool, operand: u64, compare: u64 },
+    Atomic {
+        access: Access,
+        swap: bool,
+        operand: u64,
+        compare: u64,
+    },
     /// The shell is at it.
     Executing,
-    Over { notify: Option<u64> },
+    Over {
+        notify: Option<u64>,
+    },
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -264,9 +277,9 @@ impl Target {
                     self.ops[0] = Op::Over { notify: None };
                 }
                 Some(&Op::Atomic { access, swap, operand, compare }) => {
-                    let checked = self.check(&access, |rights| rights.atomic).and_then(|index| {
-                        if access.offset % 8 == 0 { Ok(index) } else { Err(Status::Misaligned) }
-                    });
+                    let checked = self
+                        .check(&access, |rights| rights.atomic)
+                        .and_then(|index| if access.offset % 8 == 0 { Ok(index) } else { Err(Status::Misaligned) });
                     match checked {
                         Ok(exposure) => {
                             let (seq, offset) = (self.base, access.offset);

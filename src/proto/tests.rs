@@ -575,7 +575,8 @@ fn ten_thousand_messages_wait_for_credit_and_all_come() {
         sim.sides[0].send(8);
     }
     sim.run();
-    let (arrived, unreceived, waiting) = (sim.sides[1].proto.message_counts().0, sim.sides[1].proto.message_counts().1, sim.sides[0].proto.message_counts().2);
+    let (arrived, unreceived, waiting) =
+        (sim.sides[1].proto.message_counts().0, sim.sides[1].proto.message_counts().1, sim.sides[0].proto.message_counts().2);
     assert!(unreceived < 20, "the window bounds what waits at the receiver: {unreceived}");
     assert_eq!(arrived as usize + waiting, 10_000);
     for _ in 0..10_000 {

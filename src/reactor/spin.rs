@@ -64,16 +64,10 @@ const LONG_STEP: Duration = Duration::from_micros(200);
 const LOOKS: u32 = 4;
 
 /// What an endpoint has learnt of its waits: a full budget, or none.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Learnt {
     /// Waits in a row that were long.
     long: u8,
-}
-
-impl Default for Learnt {
-    fn default() -> Self {
-        Learnt { long: 0 }
-    }
 }
 
 impl Learnt {

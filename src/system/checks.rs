@@ -60,7 +60,15 @@ impl Probe {
     #[must_use]
     pub fn checks(&self) -> Vec<Check> {
         let info = self.info();
-        vec![open_files(&info), memlock(&info), congestion(&info), memory_files(self), gpu(&info), rdma(self, &info), namespaces(self)]
+        vec![
+            open_files(&info),
+            memlock(&info),
+            congestion(&info),
+            memory_files(self),
+            gpu(&info),
+            rdma(self, &info),
+            namespaces(self),
+        ]
     }
 }
 
@@ -74,9 +82,10 @@ fn open_files(info: &Info) -> Check {
     let (severity, fix) = match (enough, limit.hard.is_none_or(|hard| hard >= FILES_WANTED)) {
         (true, _) => (Severity::Ok, None),
         (false, true) => (Severity::Warn, Some("ulimit -n 4096, or LimitNOFILE=4096 in the systemd unit")),
-        (false, false) => {
-            (Severity::Warn, Some("raise the hard limit: `* hard nofile 4096` in /etc/security/limits.conf, or --ulimit nofile of the container"))
-        }
+        (false, false) => (
+            Severity::Warn,
+            Some("raise the hard limit: `* hard nofile 4096` in /etc/security/limits.conf, or --ulimit nofile of the container"),
+        ),
     };
     finding("open files", severity, format!("the limit is {limit}"), fix)
 }
@@ -190,7 +199,9 @@ mod tests {
     }
 
     fn limits(memlock: &str, files: &str) -> String {
-        format!("Limit                     Soft Limit           Hard Limit           Units\nMax locked memory         {memlock} bytes\nMax open files            {files} files\n")
+        format!(
+            "Limit                     Soft Limit           Hard Limit           Units\nMax locked memory         {memlock} bytes\nMax open files            {files} files\n"
+        )
     }
 
     fn check(probe: &Probe, name: &str) -> Check {

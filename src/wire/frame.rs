@@ -94,10 +94,7 @@ impl Status {
     ];
 
     fn decode(value: u64) -> Result<Self, WireError> {
-        usize::try_from(value)
-            .ok()
-            .and_then(|i| Self::ALL.get(i).copied())
-            .ok_or(WireError::Field { field: "status", value })
+        usize::try_from(value).ok().and_then(|i| Self::ALL.get(i).copied()).ok_or(WireError::Field { field: "status", value })
     }
 }
 

@@ -30,7 +30,10 @@ pub(crate) async fn run(args: &Args) -> gpusock::Result<ExitCode> {
                 })
             })
             .collect();
-        println!("{}", serde_json::json!({ "between": report.between(), "chosen": report.chosen().map(|k| k.name()), "paths": rows }));
+        println!(
+            "{}",
+            serde_json::json!({ "between": report.between(), "chosen": report.chosen().map(|k| k.name()), "paths": rows })
+        );
     } else {
         println!("{report}");
     }

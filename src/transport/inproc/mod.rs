@@ -309,7 +309,10 @@ impl Sender for InprocSender {
     }
 
     fn is_idle(&self) -> bool {
-        let stuck = self.waiting.front().is_none_or(|&(by_reference, _)| by_reference && self.released >= self.pipe.read.load(Ordering::Acquire));
+        let stuck = self
+            .waiting
+            .front()
+            .is_none_or(|&(by_reference, _)| by_reference && self.released >= self.pipe.read.load(Ordering::Acquire));
         stuck && !self.pushed
     }
 

@@ -35,14 +35,7 @@ pub(crate) struct TcpReceiver {
 
 impl TcpReceiver {
     pub(crate) fn new(socket: Arc<TcpStream>) -> Self {
-        TcpReceiver {
-            socket,
-            buffer: vec![0; BUFFER].into_boxed_slice(),
-            start: 0,
-            end: 0,
-            pending: None,
-            shut: false,
-        }
+        TcpReceiver { socket, buffer: vec![0; BUFFER].into_boxed_slice(), start: 0, end: 0, pending: None, shut: false }
     }
 
     /// Consumes whole headers and as much payload as the buffer holds. The sink is active.

@@ -41,9 +41,10 @@ pub(crate) fn tune(socket: &TcpStream, wanted: Option<&str>, same_host: bool) ->
         Some(name) if name != system => match sockopt::set_tcp_congestion(socket, name) {
             Ok(()) => Ok(Tuning { congestion: name.to_owned(), chosen: true }),
             // Asked for by the user: an error. A choice of ours: stay with the system's.
-            Err(errno) if wanted.is_some() => {
-                Err(Error::io(format!("setting the TCP congestion control {name:?} (see net.ipv4.tcp_available_congestion_control)"), errno))
-            }
+            Err(errno) if wanted.is_some() => Err(Error::io(
+                format!("setting the TCP congestion control {name:?} (see net.ipv4.tcp_available_congestion_control)"),
+                errno,
+            )),
             Err(_) => Ok(Tuning { congestion: system, chosen: false }),
         },
         _ => Ok(Tuning { congestion: system, chosen: wanted.is_some() }),

@@ -29,7 +29,10 @@ const STAGED_KEEP: usize = 8 << 10;
 enum Item {
     /// This many bytes of the staging buffer.
     Staged(usize),
-    Memory { chunk: Chunk, sent: Sent },
+    Memory {
+        chunk: Chunk,
+        sent: Sent,
+    },
 }
 
 pub(crate) struct TcpSender {

@@ -59,7 +59,11 @@ pub(crate) async fn run(address: &str, measure: &Measure) -> Result<ExitCode> {
         wrong => wrong,
     };
     let report = Report::new(&plan, path, measure.spin, &times, elapsed, (cpu_local, cpu_remote));
-    if measure.json { println!("{}", report.json()) } else { println!("{report}") }
+    if measure.json {
+        println!("{}", report.json())
+    } else {
+        println!("{report}")
+    }
     if let Some(wrong) = wrong {
         eprintln!("error: verification failed: {wrong}");
         return Ok(ExitCode::FAILURE);

@@ -77,7 +77,12 @@ pub(crate) fn check(buffers: &[GpuBuf]) -> Result<Option<String>> {
             let n = (buffer.len() - at).min(PATTERN as u64) as usize;
             buffer.copy_to_slice(at, &mut bytes[..n])?;
             if let Some(i) = (0..n).find(|&i| bytes[i] != pattern[i]) {
-                return Ok(Some(format!("byte {} of buffer {which} is {:#x} and should be {:#x}", at + i as u64, bytes[i], pattern[i])));
+                return Ok(Some(format!(
+                    "byte {} of buffer {which} is {:#x} and should be {:#x}",
+                    at + i as u64,
+                    bytes[i],
+                    pattern[i]
+                )));
             }
             at += n as u64;
         }
@@ -88,7 +93,11 @@ pub(crate) fn check(buffers: &[GpuBuf]) -> Result<Option<String>> {
 /// What a ping-pong of writes moves, and where to.
 pub(crate) fn write_lat(plan: &Plan, source: &GpuBuf, remote: &[RemoteBuf]) -> Result<(GpuSlice, RemoteBuf)> {
     let target = remote.first().ok_or(Error::Closed)?;
-    if plan.test == Test::NotifyLat { Ok((source.slice(..0), target.slice(..0)?)) } else { Ok((source.slice(..), target.clone())) }
+    if plan.test == Test::NotifyLat {
+        Ok((source.slice(..0), target.slice(..0)?))
+    } else {
+        Ok((source.slice(..), target.clone()))
+    }
 }
 
 /// Posts a write without waiting for its end; waits for that of the last one instead, which is there by now.

@@ -102,7 +102,9 @@ pub(crate) async fn hear<T: DeserializeOwned>(endpoint: &GpuEndpoint) -> Result<
     let strange = |what: String| Error::Handshake { peer: endpoint.peer_addr().to_string(), reason: what.into() };
     let message = endpoint.incoming().await?;
     if message.len() > LONGEST || message.tag() != CONTROL {
-        return Err(strange("it does not speak the protocol of `gpusock perf`; is it a `gpusock perf serve` of this version?".into()));
+        return Err(strange(
+            "it does not speak the protocol of `gpusock perf`; is it a `gpusock perf serve` of this version?".into(),
+        ));
     }
     let bytes = message.into_bytes().await?;
     serde_json::from_slice(&bytes).map_err(|e| strange(format!("its message cannot be read: {e}")))

@@ -42,12 +42,7 @@ impl Report {
             iters: plan.iters,
             path,
             spin,
-            latency_us: [
-                us(times.min()),
-                us(times.value_at_quantile(0.5)),
-                us(times.value_at_quantile(0.99)),
-                us(times.max()),
-            ],
+            latency_us: [us(times.min()), us(times.value_at_quantile(0.5)), us(times.value_at_quantile(0.99)), us(times.max())],
             bandwidth: operations * plan.size as f64 / seconds / 1e6,
             rate: operations / seconds,
             cpu,
@@ -73,7 +68,15 @@ impl Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [min, p50, p99, max] = self.latency_us;
-        writeln!(f, "{} of {} bytes, {} times, path {}, spin {}", self.test, size::show(self.size), self.iters, self.path, self.spin)?;
+        writeln!(
+            f,
+            "{} of {} bytes, {} times, path {}, spin {}",
+            self.test,
+            size::show(self.size),
+            self.iters,
+            self.path,
+            self.spin
+        )?;
         writeln!(f, "latency     min {min:.2} us, median {p50:.2} us, 99 % {p99:.2} us, max {max:.2} us")?;
         writeln!(f, "bandwidth   {:.1} MB/s", self.bandwidth)?;
         writeln!(f, "rate        {:.0} operations/s", self.rate)?;
