@@ -316,15 +316,17 @@ on_every_transport! {
     async fn thousands_of_buffers_come_and_go(pair: Pair) {
         let before = common::descriptors();
         let mut dest = pair.ctx_b.alloc("host", 300_000).unwrap();
-        for i in 0..2000u64 {
-            let len = if i % 10 == 0 { 262_144 + i } else { 1 + i % 5000 };
+        for i in 0..2500u64 {
+            // One in five is a memory file, with a descriptor of its own.
+            let len = if i % 5 == 0 { 262_144 + i } else { 1 + i % 5000 };
             let source = filled(&pair.ctx_a, len as usize, i);
             let (sent, got) = tokio::join!(pair.a.send(&source), pair.b.recv(&mut dest));
             sent.unwrap();
             assert_eq!(got.unwrap().len, len);
             assert!(dest.map().unwrap()[..len as usize] == pattern(len as usize, i));
         }
-        assert!(common::descriptors() <= before + 1, "descriptors leak");
+        // Other tests of the same process open and close theirs; a leak would be 500.
+        assert!(common::descriptors() < before + 200, "descriptors leak");
         assert_eq!((pair.a.stats().in_flight, pair.b.stats().in_flight), (0, 0));
     }
 }

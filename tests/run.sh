@@ -39,7 +39,7 @@ if ! command -v cc >/dev/null; then
 fi
 
 tests() {
-  if cargo nextest --version >/dev/null 2>&1; then cargo nextest run --locked; else cargo test --locked --lib --bins --tests; fi
+  if cargo nextest --version >/dev/null 2>&1; then cargo nextest run --locked --no-fail-fast; else cargo test --locked --no-fail-fast --lib --bins --tests; fi
 }
 examples_tests() { cargo test --locked --examples; }
 docs() { RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps --lib; }

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use super::state::{Op, State};
+use super::state::{State, Trash};
 use crate::error::Error;
 use crate::memory::Chunk;
 use crate::path::{Facts, PathKind, PathPolicy};
@@ -108,7 +108,7 @@ impl Lane {
 
 thread_local! {
     /// Spare lists for what is woken and dropped after the lock, so that a steady flow allocates nothing.
-    static SPARE: Cell<(Vec<Waker>, Vec<Op>)> = const { Cell::new((Vec::new(), Vec::new())) };
+    static SPARE: Cell<(Vec<Waker>, Vec<Trash>)> = const { Cell::new((Vec::new(), Vec::new())) };
 }
 
 fn try_lock<T: ?Sized>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {

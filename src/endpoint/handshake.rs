@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::oneshot;
 
 use super::GpuEndpoint;
 use super::conn::{Conn, Info, Links};
@@ -78,8 +79,9 @@ pub(crate) fn host_id() -> [u8; 16] {
     })
 }
 
-/// Ends of connections within this process that wait for their other side, by session.
-static INPROC: Mutex<Option<HashMap<u64, InprocEnd>>> = Mutex::new(None);
+/// Ends of connections within this process that wait for their other side, by session. Dropping what is beside an end tells that it was
+/// taken.
+static INPROC: Mutex<Option<HashMap<u64, (InprocEnd, oneshot::Sender<()>)>>> = Mutex::new(None);
 
 /// Takes the end back if nobody came for it.
 struct Offered(u64);
@@ -210,7 +212,10 @@ async fn connect_inner(local: &Local, address: SocketAddr, nonce: u64) -> Result
     }
     let inproc = if answer.capabilities & USES_INPROC != 0 {
         let end = lock(&INPROC).as_mut().and_then(|ends| ends.remove(&answer.session));
-        Some(end.ok_or_else(|| Error::handshake(address, "it says that it is this process, and is not"))?)
+        Some(
+            end.map(|(end, _taken)| end)
+                .ok_or_else(|| Error::handshake(address, "it says that it is this process, and is not"))?,
+        )
     } else {
         None
     };
@@ -277,9 +282,10 @@ pub(crate) async fn accept(
         lock(joining).insert(session, (secret, sender));
     }
     let _leave = Leave { joining, session };
+    let (tell, taken) = oneshot::channel();
     let (own, _offered) = match inproc {
         Some((own, other)) => {
-            lock(&INPROC).get_or_insert_default().insert(session, other);
+            lock(&INPROC).get_or_insert_default().insert(session, (other, tell));
             (Some(own), Some(Offered(session)))
         }
         None => (None, None),
@@ -301,18 +307,10 @@ pub(crate) async fn accept(
     let streams = streams.into_iter().map(|(_, stream)| stream).collect();
     if own.is_some() {
         // The peer takes its end when it has our answer; until then the offer must stand.
-        wait_taken(session).await;
+        let _ = taken.await;
     }
     let endpoint = start(local, streams, &hello, session, limits, None, own)?;
     Ok(Arrival::Endpoint(endpoint, hello))
-}
-
-/// Ends when the other side has fetched its end. It is in this process, so this is a matter of microseconds; the handshake's time limit
-/// ends it otherwise.
-async fn wait_taken(session: u64) {
-    while lock(&INPROC).as_ref().is_some_and(|ends| ends.contains_key(&session)) {
-        tokio::task::yield_now().await;
-    }
 }
 
 struct Leave<'a> {

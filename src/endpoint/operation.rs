@@ -160,10 +160,15 @@ impl Operation {
         let last = loop {
             if policy != Spin::Thread {
                 let moved = conn.receive();
+                // What has come is looked at before anything is sent, which it may make superfluous, and may end by itself.
+                if moved.received || started.is_none() {
+                    match self.look(op, &mut learnt) {
+                        Ok(end) => return Poll::Ready(end),
+                        Err(at) => started = Some(at),
+                    }
+                }
                 if moved.received || conn.is_blocked() {
                     conn.transmit();
-                }
-                if moved.received || started.is_none() {
                     match self.look(op, &mut learnt) {
                         Ok(end) => return Poll::Ready(end),
                         Err(at) => started = Some(at),
@@ -204,7 +209,12 @@ impl Operation {
         let handle = Arc::clone(&self.handle);
         let mut state = handle.conn.lock();
         if let Some(end) = self.take(op, &mut state) {
+            let output = state.proto.has_output();
             handle.conn.unlock(state);
+            if output {
+                // Nobody may poll this endpoint for a while.
+                handle.conn.transmit();
+            }
             return Ok(end);
         }
         *learnt = state.learnt;
@@ -378,11 +388,9 @@ fn post(state: &mut State, request: Request) -> Result<(OpId, Kind), Error> {
 
 /// The future no longer waits.
 fn abandon(state: &mut State, op: OpId, kind: Kind) {
+    state.silence(op);
     let Some(slot) = state.ops.get_mut(op.0) else { return };
     let result = slot.result.take();
-    if slot.waker.take().is_some() {
-        state.waiting -= 1;
-    }
     match (kind, result) {
         (Kind::Recv, Some(Ok(outcome))) => {
             slot.detached = true;

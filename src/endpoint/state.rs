@@ -41,6 +41,14 @@ pub(crate) struct Op {
     pub started: Instant,
 }
 
+/// What is dropped outside of the lock, since the drop may run code of the user's.
+#[derive(Debug)]
+#[allow(dead_code)]
+pub(crate) enum Trash {
+    Op(Op),
+    Waker(Waker),
+}
+
 /// Counters of an endpoint since it was made. See [`Stats`](crate::Stats).
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Counters {
@@ -67,7 +75,7 @@ pub(crate) struct State {
     pub spinning: usize,
     /// Wake these, and drop these, once the lock is free: both can run code of the user's.
     pub wakers: Vec<Waker>,
-    pub trash: Vec<Op>,
+    pub trash: Vec<Trash>,
     /// What waits have cost lately.
     pub learnt: Learnt,
     /// Who waits for the end.
@@ -192,13 +200,19 @@ impl State {
 
     /// Removes an operation; its memory is let go of outside the lock.
     pub(crate) fn bury(&mut self, op: OpId) {
-        if let Some(mut slot) = self.ops.remove(op.0) {
-            if slot.waker.take().is_some() {
-                self.waiting -= 1;
+        if let Some(slot) = self.ops.remove(op.0) {
+            self.waiting -= usize::from(slot.waker.is_some());
+            if slot.waker.is_some() || !matches!(slot.held, Held::None) {
+                self.trash.push(Trash::Op(slot));
             }
-            if !matches!(slot.held, Held::None) {
-                self.trash.push(slot);
-            }
+        }
+    }
+
+    /// Takes an operation's waker away.
+    pub(crate) fn silence(&mut self, op: OpId) {
+        if let Some(waker) = self.ops.get_mut(op.0).and_then(|slot| slot.waker.take()) {
+            self.waiting -= 1;
+            self.trash.push(Trash::Waker(waker));
         }
     }
 
@@ -207,7 +221,10 @@ impl State {
         if let Some(slot) = self.ops.get_mut(op.0) {
             match &slot.waker {
                 Some(old) if old.will_wake(waker) => {}
-                Some(_) => slot.waker = Some(waker.clone()),
+                Some(_) => {
+                    let old = slot.waker.replace(waker.clone());
+                    self.trash.extend(old.map(Trash::Waker));
+                }
                 None => {
                     slot.waker = Some(waker.clone());
                     self.waiting += 1;

@@ -344,6 +344,16 @@ impl Connection {
 
     // ---- what goes to the peer ----
 
+    /// Whether [`poll_transmit`](Self::poll_transmit) may have something. It may be wrong only in saying yes.
+    pub(crate) fn has_output(&self) -> bool {
+        !self.control.is_empty()
+            || self.inbox.freed >= self.limits.credit_in / 4
+            || self.outbox.has_output()
+            || self.initiator.has_output()
+            || self.target.has_output()
+            || self.closing
+    }
+
     /// The next frame for a lane. Lane 0 carries everything; the others only pieces of long transfers.
     pub(crate) fn poll_transmit(&mut self, lane: usize) -> Option<Transmit> {
         if self.failed.is_some() {

@@ -84,6 +84,10 @@ impl Initiator {
         self.next
     }
 
+    pub(crate) fn has_output(&self) -> bool {
+        self.next < self.issued()
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.ops.is_empty()
     }

@@ -204,6 +204,10 @@ impl Outbox {
         }
     }
 
+    pub(crate) fn has_output(&self) -> bool {
+        !self.queue.is_empty() || !self.bulk.is_empty()
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.queue.is_empty() && self.announced.is_empty() && self.flushes.is_empty()
     }

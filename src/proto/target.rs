@@ -335,6 +335,10 @@ impl Target {
         }
     }
 
+    pub(crate) fn has_output(&self) -> bool {
+        !self.serving.is_empty()
+    }
+
     pub(crate) fn clear(&mut self) {
         self.serving.clear();
         self.ops.clear();

@@ -139,7 +139,9 @@ impl Side {
 
     /// Transmits one frame on a lane. The engine lets go of it at once.
     fn transmit(&mut self, lane: usize, peer: &mut Side) -> bool {
+        let expected = self.proto.has_output();
         let Some(transmit) = self.proto.poll_transmit(lane) else { return false };
+        assert!(expected, "output that was not announced");
         let payload = match transmit.payload {
             Some((place, len)) => self.memory(place, len as usize).expect("a payload has memory").to_vec(),
             None => Vec::new(),
