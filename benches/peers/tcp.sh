@@ -61,7 +61,7 @@ served() {
 small=(8 20000 10000) large=(1048576 600 100)
 
 gpusock() { # TEST SPIN WINDOW KEY SIZE ITERS WARMUP
-    served "$GPUSOCK" perf serve --listen 127.0.0.1:PORT -- "$GPUSOCK" perf run 127.0.0.1:PORT --path tcp --json \
+    served "$GPUSOCK" perf serve --listen 127.0.0.1:PORT --spin "$2" -- "$GPUSOCK" perf run 127.0.0.1:PORT --path tcp --json \
         --test "$1" --spin "$2" --window "$3" --size "$5" --iters "$6" --warmup "$7" >"$out" && field "$4"
 }
 raw() { # TEST KEY SIZE ITERS WARMUP

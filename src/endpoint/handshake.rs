@@ -81,7 +81,8 @@ pub(crate) fn host_id() -> [u8; 16] {
 
 /// Ends of connections within this process that wait for their other side, by session. Dropping what is beside an end tells that it was
 /// taken.
-static INPROC: Mutex<Option<HashMap<u64, (InprocEnd, oneshot::Sender<()>)>>> = Mutex::new(None);
+type Offers = HashMap<u64, (InprocEnd, oneshot::Sender<()>)>;
+static INPROC: Mutex<Option<Offers>> = Mutex::new(None);
 
 /// Takes the end back if nobody came for it.
 struct Offered(u64);

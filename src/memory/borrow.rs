@@ -1,13 +1,13 @@
 //! The borrow state of a buffer: one atomic word that turns an overlap into [`Error::Busy`] instead of a data race.
 
-#[cfg(loom)]
+#[cfg(gpusock_loom)]
 use loom::sync::atomic::{AtomicU64, Ordering};
-#[cfg(not(loom))]
+#[cfg(not(gpusock_loom))]
 use std::sync::atomic::{AtomicU64, Ordering};
 
-#[cfg(loom)]
+#[cfg(gpusock_loom)]
 use loom::sync::Arc;
-#[cfg(not(loom))]
+#[cfg(not(gpusock_loom))]
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
@@ -136,7 +136,7 @@ pub(crate) fn is_free(state: &BorrowState) -> bool {
     state.is_free()
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(gpusock_loom)))]
 mod tests {
     use super::*;
 
@@ -185,7 +185,7 @@ mod tests {
     }
 }
 
-#[cfg(all(test, loom))]
+#[cfg(all(test, gpusock_loom))]
 mod loom_tests {
     use super::*;
     use loom::cell::UnsafeCell;
