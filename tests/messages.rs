@@ -321,6 +321,10 @@ on_every_transport! {
         pair.a.send_bytes("ok").await.unwrap();
         recv.await.unwrap();
         assert_eq!(&buf.map().unwrap()[..2], b"ok");
+        let slice = buf.slice(..10);
+        assert!(matches!(buf.split_off(50), Err(Error::Busy { .. })), "a slice still reaches across");
+        drop(slice);
+        assert!(matches!(buf.split_off(101), Err(Error::OutOfBounds { .. })));
         let (mut one, mut two) = buf.split_at(50).unwrap();
         let (one, two) = (pair.b.recv(&mut one), pair.b.recv(&mut two));
         pair.a.send_bytes("1").await.unwrap();

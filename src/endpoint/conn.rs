@@ -455,6 +455,10 @@ impl Conn {
             lock(&lane.rx).shut();
             if let Bell::Tcp(socket) = &lane.bell {
                 self.reactor.deregister(socket.as_fd());
+                if !matches!(error, Error::Closed) {
+                    // What is still queued refers to memory that is free to change from now on: it must not be sent.
+                    let _ = rustix::net::sockopt::set_socket_linger(socket.as_fd(), Some(Duration::ZERO));
+                }
                 let _ = socket.shutdown(std::net::Shutdown::Both);
             }
         }

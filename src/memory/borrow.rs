@@ -5,9 +5,6 @@ use loom::sync::atomic::{AtomicU64, Ordering};
 #[cfg(not(gpusock_loom))]
 use std::sync::atomic::{AtomicU64, Ordering};
 
-#[cfg(gpusock_loom)]
-use loom::sync::Arc;
-#[cfg(not(gpusock_loom))]
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
@@ -99,6 +96,7 @@ impl BorrowState {
         self.0.fetch_sub(what.rule().0, Ordering::Release);
     }
 
+    #[cfg(test)]
     fn is_free(&self) -> bool {
         self.0.load(Ordering::Acquire) == 0
     }
@@ -132,7 +130,8 @@ impl Drop for BorrowGuard {
 pub(crate) type ExposeGuard = std::sync::Arc<BorrowGuard>;
 
 /// Whether nothing uses the buffer.
-pub(crate) fn is_free(state: &BorrowState) -> bool {
+#[cfg(test)]
+fn is_free(state: &BorrowState) -> bool {
     state.is_free()
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 
-use super::borrow::{BorrowGuard, BorrowState, Use, is_free};
+use super::borrow::{BorrowGuard, BorrowState, Use};
 use super::chunk::read_only;
 use super::lease::View;
 use super::map::{MapGuard, MapMutGuard, OwnedMap};
@@ -31,6 +31,9 @@ use crate::error::{Error, Result};
 /// | exposing it for writing | not mapped, nothing on this side writes it |
 /// | [`copy_to_slice`](Self::copy_to_slice) | nothing on this side writes it |
 /// | [`copy_from_slice`](Self::copy_from_slice) | nothing on this side uses it |
+///
+/// At most 1,048,575 operations may read one buffer at a time, 4,095 guards map it, and 16,383 exposures of each kind exist: to open many
+/// pieces of one buffer, expose it once and slice the [`RemoteBuf`](crate::RemoteBuf).
 ///
 /// The last two are also the way to memory that is exposed: a copy sees each byte as it was before or after a write of a peer that goes
 /// on at the same time, and what came before a message or notification that was received is always seen.
@@ -141,18 +144,29 @@ impl GpuBuf {
     ///
     /// # Errors
     ///
-    /// [`Error::OutOfBounds`] if `mid` is behind the end, [`Error::Busy`] if something uses the buffer.
-    pub fn split_at(self, mid: u64) -> Result<(GpuBuf, GpuBuf)> {
-        if mid > self.len {
-            return Err(Error::OutOfBounds { offset: mid, len: 0, size: self.len });
+    /// As for [`split_off`](Self::split_off), which keeps the buffer in that case.
+    pub fn split_at(mut self, mid: u64) -> Result<(GpuBuf, GpuBuf)> {
+        let second = self.split_off(mid)?;
+        Ok((self, second))
+    }
+
+    /// Takes everything from byte `at` on away, as a buffer on the same memory that is used independently.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutOfBounds`] if `at` is behind the end, [`Error::Busy`] while something uses the buffer or a slice of it lives. Nothing
+    /// has changed then.
+    pub fn split_off(&mut self, at: u64) -> Result<GpuBuf> {
+        if at > self.len {
+            return Err(Error::OutOfBounds { offset: at, len: 0, size: self.len });
         }
-        if !is_free(&self.state) {
-            return Err(Error::Busy { what: "a buffer in use cannot be split" });
+        // Slices and leases hold the state: with this the only reference, nobody can use the memory under the old one any more.
+        if Arc::get_mut(&mut self.state).is_none() {
+            return Err(Error::Busy { what: "a buffer in use, or of which a slice lives, cannot be split" });
         }
-        let second =
-            GpuBuf { region: Arc::clone(&self.region), state: Arc::default(), start: self.start + mid, len: self.len - mid };
-        let first = GpuBuf { region: self.region, state: Arc::default(), start: self.start, len: mid };
-        Ok((first, second))
+        let rest = GpuBuf { region: Arc::clone(&self.region), state: Arc::default(), start: self.start + at, len: self.len - at };
+        self.len = at;
+        Ok(rest)
     }
 
     /// The bytes, for reading.
@@ -182,7 +196,7 @@ impl GpuBuf {
     ///
     /// # Errors
     ///
-    /// [`Error::Busy`] if something writes it.
+    /// [`Error::Busy`] if something writes it, or it is exposed for writing.
     pub fn into_owner(self) -> Result<OwnedMap> {
         let chunk = self.whole_view().chunk()?;
         Ok(OwnedMap { chunk, _guard: BorrowGuard::new(&self.state, Use::Map)? })
@@ -217,7 +231,12 @@ impl GpuBuf {
     /// As for [`copy_to_slice`](Self::copy_to_slice).
     pub fn to_vec(&self) -> Result<Vec<u8>> {
         let len = usize::try_from(self.len).map_err(|_| Error::invalid("the buffer does not fit the address space"))?;
-        let mut bytes = vec![0; len];
+        let mut bytes = Vec::new();
+        // A buffer's pages may never have been touched, so it can exist where a copy of it cannot.
+        bytes
+            .try_reserve_exact(len)
+            .map_err(|_| Error::io(format!("allocating {len} bytes"), std::io::ErrorKind::OutOfMemory))?;
+        bytes.resize(len, 0);
         self.copy_to_slice(0, &mut bytes)?;
         Ok(bytes)
     }

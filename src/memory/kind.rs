@@ -29,7 +29,8 @@ impl FromStr for MemKind {
     type Err = Error;
 
     fn from_str(name: &str) -> Result<Self> {
-        let cuda = name.strip_prefix("cuda:").and_then(|device| device.parse().ok()).map(MemKind::Cuda);
+        let digits = |device: &&str| device.bytes().all(|b| b.is_ascii_digit());
+        let cuda = name.strip_prefix("cuda:").filter(digits).and_then(|device| device.parse().ok()).map(MemKind::Cuda);
         match name {
             "host" => Ok(MemKind::Host),
             _ => cuda.ok_or_else(|| Error::invalid(format!("{name:?} is no kind of memory; use \"host\" or \"cuda:0\""))),
@@ -62,7 +63,7 @@ mod tests {
         for kind in [MemKind::Host, MemKind::Cuda(0), MemKind::Cuda(15)] {
             assert_eq!(kind.to_string().parse::<MemKind>().unwrap(), kind);
         }
-        for wrong in ["", "gpu", "cuda", "cuda:", "cuda:x", "cuda:-1", "Host"] {
+        for wrong in ["", "gpu", "cuda", "cuda:", "cuda:x", "cuda:-1", "cuda:+1", "Host"] {
             assert!(wrong.parse::<MemKind>().unwrap_err().to_string().contains("cuda:0"), "{wrong:?}");
         }
     }

@@ -23,11 +23,17 @@ pub struct WriteLease {
 }
 
 /// Tells whether two operations use the very same range of the very same buffer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct BufKey {
-    state: usize,
+    state: Arc<BorrowState>,
     offset: u64,
     len: u64,
+}
+
+impl PartialEq for BufKey {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.state, &other.state) && (self.offset, self.len) == (other.offset, other.len)
+    }
 }
 
 impl ReadLease {
@@ -53,7 +59,7 @@ impl WriteLease {
 }
 
 fn key(state: &Arc<BorrowState>, offset: u64, len: u64) -> BufKey {
-    BufKey { state: Arc::as_ptr(state).addr(), offset, len }
+    BufKey { state: Arc::clone(state), offset, len }
 }
 
 /// A range that may lie outside its buffer; that shows when it is used.

@@ -3,7 +3,6 @@
 use std::alloc::Layout;
 use std::fmt;
 use std::mem::ManuallyDrop;
-use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 
 use bytes::Bytes;
@@ -13,8 +12,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::error::{Error, Result};
 
-/// Allocations from this size on are files in memory: their pages can be handed to a socket, and later to another process, as they are.
-/// Smaller ones would cost a descriptor each for nothing.
+/// Allocations from this size on are files in memory, whose pages can be handed to a socket as they are.
 const FILE_MIN: u64 = 256 << 10;
 /// The alignment of what is allocated here, in bytes: a cache line.
 const ALIGN: usize = 64;
@@ -31,8 +29,8 @@ enum Backing {
     /// Nothing to free.
     Empty,
     Heap(Layout),
-    /// A mapping of a file in memory. Another process can map the same file.
-    File(#[allow(dead_code)] OwnedFd),
+    /// A mapping of a file in memory. Its descriptor is closed; the mapping keeps the file.
+    File,
     /// A vector taken apart; its capacity.
     Vec(usize),
     /// Kept for its drop.
@@ -86,7 +84,7 @@ impl Region {
             rustix::mm::mmap(std::ptr::null_mut(), size, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &fd, 0)?
         };
         let base = NonNull::new(pointer.cast()).ok_or(Errno::NOMEM)?;
-        Ok(Region { base, len: size as u64, writable: true, backing: Backing::File(fd) })
+        Ok(Region { base, len: size as u64, writable: true, backing: Backing::File })
     }
 
     pub(crate) fn len(&self) -> u64 {
@@ -105,7 +103,7 @@ impl Region {
 
     /// Whether its pages are those of a memory file, and of nothing else, ever.
     pub(crate) fn is_file(&self) -> bool {
-        matches!(self.backing, Backing::File(_))
+        matches!(self.backing, Backing::File)
     }
 }
 
@@ -115,7 +113,7 @@ impl Drop for Region {
             Backing::Empty | Backing::Bytes(_) => {}
             // SAFETY: allocated with this layout, and this is the last reference.
             Backing::Heap(layout) => unsafe { std::alloc::dealloc(self.base.as_ptr(), *layout) },
-            Backing::File(_) => {
+            Backing::File => {
                 // SAFETY: mapped with this address and length, and this is the last reference.
                 if let Err(error) = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len as usize) } {
                     tracing::error!(%error, "a mapping could not be removed");
