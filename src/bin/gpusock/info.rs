@@ -2,7 +2,9 @@
 
 use std::process::ExitCode;
 
-use gpusock::system::Probe;
+use gpusock::system;
+
+use crate::output::print;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -12,11 +14,11 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> gpusock::Result<ExitCode> {
-    let info = Probe::new().info();
+    let info = system::inspect();
     if args.json {
-        println!("{}", serde_json::json!(info));
+        print(serde_json::json!(info))?;
     } else {
-        println!("{info}");
+        print(info)?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -4,9 +4,11 @@ use std::process::ExitCode;
 
 use gpusock::Context;
 
+use crate::output::print;
+
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Address of any gpusock listener, for example of `gpusock perf serve`.
+    /// HOST:PORT of any gpusock listener, for example of `gpusock perf serve`.
     address: String,
     /// Prints JSON.
     #[arg(long)]
@@ -15,7 +17,7 @@ pub(crate) struct Args {
 
 pub(crate) async fn run(args: &Args) -> gpusock::Result<ExitCode> {
     let context = Context::new()?;
-    let endpoint = context.connect(args.address.as_str()).await?;
+    let endpoint = crate::connect(&context, &args.address).await?;
     let report = endpoint.path_report()?;
     if args.json {
         let rows: Vec<_> = report
@@ -30,12 +32,9 @@ pub(crate) async fn run(args: &Args) -> gpusock::Result<ExitCode> {
                 })
             })
             .collect();
-        println!(
-            "{}",
-            serde_json::json!({ "between": report.between(), "chosen": report.chosen().map(|k| k.name()), "paths": rows })
-        );
+        print(serde_json::json!({ "between": report.between(), "chosen": report.chosen().map(|k| k.name()), "paths": rows }))?;
     } else {
-        println!("{report}");
+        print(report)?;
     }
     endpoint.close().await?;
     Ok(ExitCode::SUCCESS)

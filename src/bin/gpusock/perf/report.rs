@@ -6,11 +6,11 @@ use std::time::Duration;
 use gpusock::Spin;
 use hdrhistogram::Histogram;
 
-use super::plan::Plan;
+use super::plan::{Plan, Test};
 use crate::size;
 
 pub(crate) struct Report {
-    test: String,
+    test: Test,
     size: u64,
     iters: u64,
     path: &'static str,
@@ -35,9 +35,9 @@ impl Report {
         let ways = if plan.test.is_ping_pong() { 2.0 } else { 1.0 };
         let us = |nanos: u64| nanos as f64 / 1e3 / ways;
         let operations = plan.iters as f64 * ways;
-        let seconds = elapsed.as_secs_f64();
+        let seconds = elapsed.as_secs_f64().max(1e-9);
         Report {
-            test: plan.test.name(),
+            test: plan.test,
             size: plan.size,
             iters: plan.iters,
             path,
@@ -52,7 +52,7 @@ impl Report {
     pub(crate) fn json(&self) -> serde_json::Value {
         let [min, p50, p99, max] = self.latency_us;
         serde_json::json!({
-            "test": self.test,
+            "test": self.test.name(),
             "size": self.size,
             "iters": self.iters,
             "path": self.path,
@@ -68,16 +68,10 @@ impl Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [min, p50, p99, max] = self.latency_us;
-        writeln!(
-            f,
-            "{} of {} bytes, {} times, path {}, spin {}",
-            self.test,
-            size::show(self.size),
-            self.iters,
-            self.path,
-            self.spin
-        )?;
+        let (test, size, path) = (self.test.name(), size::show(self.size), self.path);
+        writeln!(f, "{test} of {size} bytes, {} times, path {path}, spin {}", self.iters, self.spin)?;
         writeln!(f, "latency     min {min:.2} us, median {p50:.2} us, 99 % {p99:.2} us, max {max:.2} us")?;
+        writeln!(f, "            ({})", self.test.latency_of())?;
         writeln!(f, "bandwidth   {:.1} MB/s", self.bandwidth)?;
         writeln!(f, "rate        {:.0} operations/s", self.rate)?;
         write!(f, "cpu         {:.3} s here, {:.3} s there", self.cpu.0, self.cpu.1)

@@ -2,18 +2,29 @@
 
 use std::process::ExitCode;
 
-use gpusock::{Context, Error, GpuEndpoint, Result};
+use gpusock::{Context, Error, GpuBuf, GpuEndpoint, Received, Result};
 
 use super::args::{Serve, pin};
-use super::ops::{NOTE, Side, check, pipeline, post, write_lat};
-use super::plan::{Outcome, Plan, Ready, Test, VERSION, hear, tell};
+use super::ops::{Checker, NOTE, Side, check_memory, invalid, pipeline, post};
+use super::plan::{Begin, Outcome, Plan, Ready, Role, Test, hear_bytes, tell};
 use super::report::cpu_seconds;
+use crate::output::print;
 
 pub(crate) async fn serve(args: &Serve) -> Result<ExitCode> {
     pin(args.pin)?;
     let context = Context::builder().spin(args.spin).lanes(16).build()?;
-    let listener = context.bind(args.listen.as_str()).await?;
-    println!("listening {}", listener.local_addr()?);
+    let listener = context.bind(args.listen.as_str()).await.map_err(|error| match error {
+        Error::Io { what, source } => {
+            let hint = match source.kind() {
+                std::io::ErrorKind::AddrInUse => " (choose another port, or 0 for a free one)",
+                std::io::ErrorKind::InvalidInput => " (write HOST:PORT)",
+                _ => "",
+            };
+            Error::Io { what: format!("{what}{hint}").into(), source }
+        }
+        error => error,
+    })?;
+    print(format_args!("listening {}", listener.local_addr()?))?;
     loop {
         let endpoint = listener.accept().await?;
         let peer = endpoint.peer_addr();
@@ -33,83 +44,80 @@ pub(crate) async fn serve(args: &Serve) -> Result<ExitCode> {
 }
 
 async fn attend(context: &Context, endpoint: GpuEndpoint, limit: u64) -> Result<()> {
-    let plan: Plan = hear(&endpoint).await?;
-    let mut side = match prepare(context, &endpoint, &plan, limit) {
-        Ok(side) => side,
+    let bytes = hear_bytes(&endpoint).await?;
+    let (plan, mut side) = match prepare(context, &endpoint, &bytes, limit) {
+        Ok(ready) => ready,
         Err(error) => {
             tell(&endpoint, &Ready::Refused(error.to_string())).await?;
             endpoint.close().await?;
             return Ok(());
         }
     };
-    let remote = plan.remote.is_some().then(|| side.descriptors());
-    tell(&endpoint, &Ready::Go { remote }).await?;
-    run(&mut side, &plan, plan.warmup).await?;
+    tell(&endpoint, &Ready::Go { remote: side.descriptor() }).await?;
+    let mut checker = Checker::new(plan.verify);
+    run(&mut side, &plan, plan.warmup, &mut checker).await?;
+    side.spoil()?;
+    checker.wrong = None;
+    tell(&endpoint, &Begin).await?;
+    // All clients together, if there are several: the system counts by process.
     let before = cpu_seconds();
-    run(&mut side, &plan, plan.iters).await?;
+    run(&mut side, &plan, plan.iters, &mut checker).await?;
     let cpu_s = cpu_seconds() - before;
-    let wrong = if plan.verify && plan.size > 0 { verify(&side, &plan)? } else { None };
-    tell(&endpoint, &Outcome { cpu_s, wrong }).await?;
+    if plan.test == Test::WriteBw {
+        // What lands here on the client's own account is known only when the last write has.
+        checker.check(&side.inboxes[0], plan.size)?;
+    }
+    tell(&endpoint, &Outcome { cpu_s, wrong: checker.wrong }).await?;
     endpoint.closed().await;
     Ok(())
 }
 
-fn prepare(context: &Context, endpoint: &GpuEndpoint, plan: &Plan, limit: u64) -> Result<Side> {
-    let refuse = |what: String| Err(Error::InvalidArgument { what: what.into() });
-    if plan.version != VERSION {
-        return refuse(format!("the client speaks version {} of this test, and the server {VERSION}", plan.version));
+fn prepare(context: &Context, endpoint: &GpuEndpoint, bytes: &[u8], limit: u64) -> Result<(Plan, Side)> {
+    let plan = Plan::read(bytes)?;
+    if plan.needs(Role::Server).is_none_or(|needed| needed > limit) {
+        let buffers = u64::from(plan.has_source(Role::Server)) + plan.inboxes(Role::Server);
+        return Err(invalid(format!("{buffers} x {} bytes are more than this server allows (--memory {limit})", plan.size)));
     }
-    let buffers = 1 + plan.inboxes();
-    if buffers.checked_mul(plan.size).is_none_or(|needed| needed > limit) {
-        return refuse(format!("{buffers} x {} bytes are more than this server allows (--memory {limit})", plan.size));
-    }
-    let mut side = Side::new(context, endpoint.clone(), plan, plan.memory()?, plan.remote.is_some())?;
-    if let Some(remote) = &plan.remote {
-        side.set_remote(plan, remote)?;
-    }
-    Ok(side)
+    check_memory(&plan, &[Role::Server])?;
+    let mut side = Side::new(context, endpoint.clone(), &plan, plan.memory()?, Role::Server)?;
+    side.set_remote(&plan, Role::Server, plan.remote.as_deref())?;
+    Ok((plan, side))
 }
 
 /// The counterpart of what the client does.
-async fn run(side: &mut Side, plan: &Plan, count: u64) -> Result<()> {
-    let Side { endpoint, source, inboxes, remote, .. } = side;
+async fn run(side: &mut Side, plan: &Plan, count: u64, checker: &mut Checker) -> Result<()> {
+    let target = side.target();
+    let Side { endpoint, source, inboxes, .. } = side;
     match plan.test {
         Test::SendLat => {
             for _ in 0..count {
-                endpoint.recv(&mut inboxes[0]).await?;
+                let got = endpoint.recv(&mut inboxes[0]).await?;
+                checker.check(&inboxes[0], got.len)?;
                 endpoint.send(&*source).await?;
             }
         }
         Test::WriteLat | Test::NotifyLat => {
-            let (source, target) = write_lat(plan, source, remote)?;
-            let mut last = None;
+            let target = target?;
+            let mut flying = None;
             for _ in 0..count {
                 endpoint.notified(NOTE, 1).await?;
-                last = post(endpoint.write_remote(&source, &target).notify(NOTE), last).await?;
+                checker.check(&inboxes[0], plan.size)?;
+                flying = post(endpoint.write_remote(&*source, &target).notify(NOTE), flying).await?;
             }
-            if let Some(last) = last {
-                last.await?;
+            if let Some(flying) = flying {
+                flying.await?;
             }
         }
         Test::SendBw => {
             let window = inboxes.len() as u64;
-            let receive = |i: usize| {
-                let recv = endpoint.recv(inboxes[i].slice_mut(..));
-                async move { recv.await.map(drop) }
-            };
-            pipeline(count, window, receive, || ()).await?;
+            let endpoint = &*endpoint;
+            let receive = |inboxes: &mut Vec<GpuBuf>, at: usize| endpoint.recv(inboxes[at].slice_mut(..));
+            let arrived = |inboxes: &mut Vec<GpuBuf>, at: usize, got: Received| checker.check(&inboxes[at], got.len);
+            pipeline(inboxes, count, window, receive, arrived).await?;
             endpoint.send_bytes(&b""[..]).await?;
         }
         // The client works alone, and says when it has done.
         Test::WriteBw | Test::ReadLat | Test::ReadBw => endpoint.notified(NOTE, 1).await?,
     }
     Ok(())
-}
-
-fn verify(side: &Side, plan: &Plan) -> Result<Option<String>> {
-    match plan.test {
-        Test::ReadLat | Test::ReadBw | Test::NotifyLat => Ok(None),
-        // Buffers that the run never came to are still zero.
-        _ => check(&side.inboxes[..(plan.iters + plan.warmup).min(side.inboxes.len() as u64) as usize]),
-    }
 }
