@@ -1,7 +1,7 @@
 //! Endpoints without a listener: two processes that already talk to each other, here through the pipes between a program and the program
 //! that it started, exchange offers over that channel. It could as well be gRPC, etcd or a Kubernetes annotation.
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use gpusock::{Context, GpuEndpoint};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
@@ -11,7 +11,10 @@ async fn connect(ctx: &Context, from: &mut (impl AsyncRead + Unpin), to: &mut (i
     to.write_u32(offer.len() as u32).await?;
     to.write_all(&offer).await?;
     to.flush().await?;
-    let mut peer = vec![0; from.read_u32().await?.min(4096) as usize];
+    // What comes from outside is bounded before it is allocated.
+    let len = from.read_u32().await?;
+    ensure!(len <= 4096, "the other side says that its offer has {len} bytes");
+    let mut peer = vec![0; len as usize];
     from.read_exact(&mut peer).await?;
     Ok(ctx.connect_offer(&peer).await?)
 }
@@ -38,6 +41,7 @@ async fn main() -> Result<()> {
     println!("{}", ep.path_report()?);
     ep.send_bytes("What do you get if you multiply six by nine?").await?;
     println!("{}", String::from_utf8_lossy(&ep.recv_bytes().await?.0));
-    child.wait().await?;
+    let status = child.wait().await?;
+    ensure!(status.success(), "the other process ended with {status}");
     Ok(())
 }

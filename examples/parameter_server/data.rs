@@ -29,6 +29,7 @@ fn parse(line: &str) -> Result<Image> {
     }
     let digit = usize::from(numbers.next().context("a line of digits.csv is short")??);
     ensure!(digit < CLASSES, "digits.csv names the digit {digit}");
+    ensure!(numbers.next().is_none(), "a line of digits.csv is long");
     Ok(Image { pixels, digit })
 }
 
@@ -67,6 +68,23 @@ impl Random {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The first numbers of the reference implementation for this seed.
+    #[test]
+    fn random_numbers_are_those_of_splitmix64() {
+        let mut random = Random::new(1_234_567);
+        assert_eq!([random.next(), random.next()], [6_457_827_717_110_365_317, 3_203_168_211_198_807_973]);
+        assert!((0..1000).all(|_| random.below(7) < 7 && (-1.0..1.0).contains(&random.signed())));
+    }
+
+    #[test]
+    fn what_is_no_image_is_refused() {
+        let pixels = "16,".repeat(PIXELS);
+        assert_eq!(parse(&format!("{pixels}9")).unwrap().pixels, [1.0; PIXELS]);
+        for line in ["", "1,2,3", &pixels, &format!("{pixels}10"), &format!("{pixels}x"), &format!("{pixels}9,0")] {
+            assert!(parse(line).is_err(), "{line:?}");
+        }
+    }
 
     #[test]
     fn all_images_are_there_and_split_alike() {

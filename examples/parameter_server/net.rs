@@ -147,6 +147,31 @@ mod tests {
         assert!(checked > 10, "most gradients were zero");
     }
 
+    /// Whatever the size of the gradient, Adam's first step is as long as its rate.
+    #[test]
+    fn the_first_step_goes_down_by_the_rate() {
+        let mut weights = vec![1.0; PARAMETERS];
+        let gradient: Vec<f32> = (0..PARAMETERS).map(|i| if i % 2 == 0 { 3.0 } else { -0.01 }).collect();
+        Adam::new().apply(&mut weights, &gradient);
+        for (weight, g) in weights.iter().zip(&gradient) {
+            assert!((1.0 - weight - 0.002 * g.signum()).abs() < 1e-6, "{weight} after a gradient of {g}");
+        }
+    }
+
+    #[test]
+    fn a_little_training_goes_a_long_way() {
+        let (train, test) = data::load().unwrap();
+        let (mut weights, mut adam, mut random) = (initial(), Adam::new(), Random::new(3));
+        assert!(accuracy(&weights, &test) < 0.3, "without training");
+        for _ in 0..150 {
+            let mut gradient = vec![0.0; PARAMETERS];
+            (0..16).for_each(|_| add_gradient(&weights, &train[random.below(train.len())], 1.0 / 16.0, &mut gradient));
+            adam.apply(&mut weights, &gradient);
+        }
+        let reached = accuracy(&weights, &test);
+        assert!(reached > 0.8, "{reached}");
+    }
+
     #[test]
     fn numbers_survive() {
         let numbers = [1.5, -0.0, f32::MAX];

@@ -402,10 +402,7 @@ impl Connection {
     pub(crate) fn sent(&mut self, sent: Sent) {
         match sent {
             Sent::Nothing => {}
-            Sent::Eager { op, len } => {
-                let outcome = Outcome { bytes: len.into(), ..Outcome::default() };
-                self.events.push_back(Event::Done { op, result: Ok(outcome) });
-            }
+            Sent::Eager { op, len } => self.outbox.eager_sent(op, len, out!(self)),
             Sent::Data { msg } => self.outbox.data_sent(msg, out!(self)),
             Sent::Write { seq } => self.initiator.write_sent(seq, out!(self)),
         }

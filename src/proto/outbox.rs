@@ -37,6 +37,8 @@ struct Announced {
 #[derive(Debug)]
 pub(crate) struct Outbox {
     queue: VecDeque<Queued>,
+    /// Eager messages that the engine has and has not let go of.
+    leaving: Vec<OpId>,
     granted: u64,
     spent: u64,
     announced: HashMap<u64, Announced>,
@@ -51,6 +53,7 @@ impl Outbox {
     pub(crate) fn new(limits: &Limits) -> Self {
         Outbox {
             queue: VecDeque::new(),
+            leaving: Vec::new(),
             granted: limits.credit_out,
             spent: 0,
             announced: HashMap::new(),
@@ -85,6 +88,7 @@ impl Outbox {
             What::Message { tag, len } if len <= u64::from(limits.eager_max) => {
                 self.spend(MESSAGE_COST + len)?;
                 let len = len as u32;
+                self.leaving.push(op);
                 Transmit {
                     head: Frame::Eager { flags: 0, tag, order }.encode(len),
                     payload: Some((Place::Op { op, part: 0, offset: 0 }, len)),
@@ -165,6 +169,14 @@ impl Outbox {
         Ok(())
     }
 
+    /// The engine has let go of an eager message. Not after a failure, which has ended it already.
+    pub(crate) fn eager_sent(&mut self, op: OpId, len: u32, out: &mut Out<'_>) {
+        if let Some(i) = self.leaving.iter().position(|&leaving| leaving == op) {
+            self.leaving.swap_remove(i);
+            out.done(op, Ok(Outcome { bytes: len.into(), ..Outcome::default() }));
+        }
+    }
+
     /// The engine has let go of a piece.
     pub(crate) fn data_sent(&mut self, msg: u64, out: &mut Out<'_>) {
         if let Some(announced) = self.announced.get_mut(&msg) {
@@ -221,7 +233,7 @@ impl Outbox {
         let queued = self.queue.drain(..).map(|q| q.op);
         let flushes = self.flushes.drain(..).map(|(_, op)| op);
         let announced = self.announced.drain().map(|(_, a)| a.op);
-        for op in queued.chain(flushes).chain(announced) {
+        for op in queued.chain(flushes).chain(announced).chain(self.leaving.drain(..)) {
             out.done(op, Err(error.clone()));
         }
         self.bulk.clear();

@@ -632,6 +632,24 @@ fn a_peer_that_breaks_the_rules_is_found_out() {
     assert!(flood.is_some());
 }
 
+/// The engine has the frames and fails before it lets go of them: the operations end, and once.
+#[test]
+fn what_the_engine_holds_ends_with_the_connection() {
+    for len in [8, usize::try_from(EAGER).unwrap()] {
+        let mut side = Side::new();
+        let op = side.send(len);
+        let transmit = (0..LANES).find_map(|lane| side.proto.poll_transmit(lane)).expect("a frame");
+        let error = Error::PeerLost { peer: "x".into(), reason: "test".into() };
+        side.proto.fail(&error);
+        side.settle();
+        assert!(matches!(side.results.get(&op.0), Some(Err(Error::PeerLost { .. }))), "{len} bytes: the send never ended");
+        // What the engine says late changes nothing.
+        side.proto.sent(transmit.sent);
+        side.settle();
+        assert!(side.ops.is_empty());
+    }
+}
+
 #[test]
 fn a_receive_takes_over_the_memory_of_a_dropped_one() {
     let mut sim = Sim::new();
