@@ -560,9 +560,8 @@ impl Source for Conn {
             return false;
         }
         self.watched.store(false, Ordering::Release);
-        if self.progress().more {
-            self.kick(0);
-        }
+        self.transmit();
+        // What is there already counts as the next event, so nothing has to be looked for here.
         self.arm();
         true
     }
