@@ -12,18 +12,18 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
+use super::sink::ConnSink;
 use super::state::{State, Trash};
 use crate::error::Error;
 use crate::memory::Chunk;
 use crate::path::{Facts, PathKind, PathPolicy};
-use crate::proto::{Connection, Place, Sent, Token};
+use crate::proto::{Connection, Sent};
 use crate::reactor::spin::Spin;
 use crate::reactor::{Reactor, Source, SourceId, lock};
 use crate::transport::inproc::{InprocBell, InprocEnd};
 use crate::transport::tcp::rx::violation;
 use crate::transport::tcp::{TcpReceiver, TcpSender};
-use crate::transport::{Dest, Received, Receiver, Sender, Sink};
-use crate::wire::frame::Frame;
+use crate::transport::{Received, Receiver, Sender, Sink};
 
 /// What one round of progress takes in at most, in bytes, before other tasks get their turn.
 const RX_BUDGET: usize = 1 << 20;
@@ -224,7 +224,7 @@ impl Conn {
         let mut moved = Moved::default();
         for lane in &self.lanes {
             let Some(mut rx) = try_lock(&lane.rx) else { continue };
-            let mut sink = ConnSink { conn: self, state: None, heard: false };
+            let mut sink = ConnSink::new(self);
             let result = rx.poll(&mut sink, RX_BUDGET);
             sink.pause();
             drop(rx);
@@ -486,7 +486,7 @@ impl Conn {
             for lane in &self.lanes {
                 // A payload that is on its way is read under this lock.
                 let mut rx = lock(&lane.rx);
-                let mut sink = ConnSink { conn: self, state: None, heard: true };
+                let mut sink = ConnSink::new(self);
                 rx.review(&mut sink);
                 sink.pause();
             }
@@ -572,72 +572,5 @@ impl Source for Conn {
 
     fn abandon(&self) {
         self.fail(&self.lost("the tokio runtime that drove this context has ended"));
-    }
-}
-
-/// Takes what the lanes of a connection receive. Holds the state's lock between `resume` and `pause`.
-struct ConnSink<'a> {
-    conn: &'a Conn,
-    state: Option<MutexGuard<'a, State>>,
-    heard: bool,
-}
-
-impl<'a> ConnSink<'a> {
-    fn state(&mut self) -> &mut State {
-        let conn = self.conn;
-        self.state.get_or_insert_with(|| conn.lock())
-    }
-}
-
-impl Sink for ConnSink<'_> {
-    fn resume(&mut self) {
-        let heard = self.heard;
-        self.heard = true;
-        let state = self.state();
-        if !heard {
-            state.proto.heard();
-        }
-    }
-
-    fn pause(&mut self) {
-        if let Some(state) = self.state.take() {
-            self.conn.unlock(state);
-        }
-    }
-
-    fn frame(&mut self, head: &[u8], payload: u32) -> Result<(Dest, Token), Error> {
-        let state = self.state();
-        let frame = Frame::decode(head).map_err(|e| violation(&e))?;
-        let landing = state.proto.on_frame(&frame, payload).map_err(|e| violation(&e))?;
-        let dest = match landing.place {
-            Place::Discard => Dest::Discard,
-            Place::Buffer(_) => Dest::Sink,
-            _ if payload == 0 => Dest::Discard,
-            place => match state.chunk(place, payload) {
-                Some(chunk) => Dest::Memory(chunk),
-                None => Dest::Discard,
-            },
-        };
-        state.counters.bytes_received += u64::from(payload);
-        Ok((dest, landing.token))
-    }
-
-    fn put(&mut self, token: &Token, at: usize, bytes: &[u8]) {
-        if let Token::EagerBuffered { buf, .. } = *token {
-            if let Some(to) = self.state().proto.buffer_mut(buf).get_mut(at..at + bytes.len()) {
-                to.copy_from_slice(bytes);
-            }
-        }
-    }
-
-    fn wants(&mut self, token: &Token) -> bool {
-        self.state().proto.wants(token)
-    }
-
-    fn landed(&mut self, token: Token) -> Result<(), Error> {
-        let state = self.state();
-        state.proto.landed(token).map_err(|e| violation(&e))?;
-        state.settle();
-        Ok(())
     }
 }

@@ -10,6 +10,7 @@ pub(crate) mod message;
 pub(crate) mod offer;
 pub(crate) mod operation;
 pub(crate) mod remote;
+mod sink;
 pub(crate) mod state;
 
 use std::fmt;
