@@ -226,6 +226,38 @@ on_every_transport! {
         assert!(matches!(pair.b.recv_bytes().await, Err(Error::Closed)));
     }
 
+    /// The engine is in the middle of the buffer: it is nobody else's before the message is whole, or the engine has stopped.
+    async fn a_close_in_mid_receive_is_sound_and_orderly(pair: Pair) {
+        let common::Pair { ctx_a, a, ctx_b, b, .. } = pair;
+        let len = 32 << 20;
+        let source = filled(&ctx_b, len, 8);
+        let sender = b.clone();
+        let sending = tokio::spawn(async move { (sender.send(&source).await, sender.closed().await) });
+        let mut buf = ctx_a.alloc("host", len as u64).unwrap();
+        let mut recv = a.recv(&mut buf);
+        while a.stats().bytes_received < 1 << 20 {
+            if poll_once(&mut recv).await.is_ready() {
+                break;
+            }
+            tokio::task::yield_now().await;
+        }
+        drop(recv);
+        drop(a);
+        let before = loop {
+            match buf.map_mut() {
+                Ok(mut map) => {
+                    map.fill(0x5a);
+                    break map;
+                }
+                Err(Error::Busy { .. }) => tokio::task::yield_now().await,
+                Err(error) => panic!("{error}"),
+            }
+        };
+        let (sent, why) = sending.await.unwrap();
+        assert!(before.iter().all(|&b| b == 0x5a), "late bytes under a guard");
+        assert!(sent.is_ok() && matches!(why, Error::Closed), "{sent:?} {why:?}");
+    }
+
     async fn dropping_the_endpoint_still_delivers(pair: Pair) {
         let common::Pair { a, b, .. } = pair;
         let (short, long) = (a.send_bytes("short"), a.send_bytes(pattern(400_000, 5)));

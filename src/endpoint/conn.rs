@@ -403,8 +403,14 @@ impl Conn {
 
     /// Carries an orderly close on.
     fn check_close(&self) {
+        let closing = |state: &State| state.proto.peer_closed() && state.ended.is_none();
+        if !closing(&self.lock()) {
+            return;
+        }
+        // The peer's last answers may have ended what only waits for an engine of ours to let go.
+        self.transmit();
         let mut state = self.lock();
-        if !state.proto.peer_closed() || state.ended.is_some() {
+        if !closing(&state) {
             return;
         }
         // The peer will not answer anything that is still open.

@@ -36,6 +36,8 @@ pub(crate) struct Connection {
     held: VecDeque<(u64, Held)>,
     /// One-sided operations of the peer that have landed, from the first on.
     landed: u64,
+    /// Number of the last message that the peer announced.
+    announced: u64,
     control: VecDeque<Frame>,
     events: VecDeque<Event>,
     /// Credit that the peer has spent, and that it was granted.
@@ -71,6 +73,7 @@ impl Connection {
             buffers: Buffers::default(),
             held: VecDeque::new(),
             landed: 0,
+            announced: 0,
             control: VecDeque::new(),
             events: VecDeque::new(),
             spent_in: 0,
@@ -219,6 +222,11 @@ impl Connection {
             }
             Frame::Rts { tag, order, msg, total, .. } => {
                 self.spend_in(MESSAGE_COST)?;
+                // Numbered one by one, so that no number ever means two messages.
+                if msg != self.announced + 1 {
+                    return Err(Violation::Rule("a message under a number that is not its turn"));
+                }
+                self.announced = msg;
                 self.arrive(order, Held::Announced { msg, tag, len: total })?;
             }
             Frame::Flush { id, order, .. } => self.arrive(order, Held::Flush { id })?,
@@ -414,9 +422,9 @@ impl Connection {
 
     // ---- close, failure, liveness ----
 
-    /// Nothing of ours is open any more.
+    /// Nothing of ours is open any more, and nothing of the peer's is landing in our memory.
     pub(crate) fn is_drained(&self) -> bool {
-        self.outbox.is_empty() && self.initiator.is_empty()
+        self.outbox.is_empty() && self.initiator.is_empty() && !self.inbox.is_landing()
     }
 
     /// Starts an orderly close: what was issued is completed, receives fail at once.
@@ -457,7 +465,7 @@ impl Connection {
         self.failed = Some(error.clone());
         self.outbox.fail(error, out!(self));
         self.initiator.fail(error, out!(self));
-        self.inbox.close(error, out!(self));
+        self.inbox.fail(error, out!(self));
         self.notes.fail(error, &mut self.events);
         for (_, held) in self.held.drain(..) {
             if let Held::Message { buf, .. } = held {

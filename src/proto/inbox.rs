@@ -54,6 +54,8 @@ struct Arriving {
     tag: u64,
     len: u64,
     missing: u64,
+    /// Bytes for which engines were given a place. When none are missing, no engine has a place any more.
+    handed: u64,
     orphan: bool,
     /// The receive that took over after the first was dropped, with other memory.
     next: Option<OpId>,
@@ -146,7 +148,7 @@ impl Inbox {
             }
             Body::Remote(msg) => {
                 self.freed += MESSAGE_COST;
-                let arriving = Arriving { op: to.op, seq, tag, len, missing: len, orphan: false, next: None };
+                let arriving = Arriving { op: to.op, seq, tag, len, missing: len, handed: 0, orphan: false, next: None };
                 if len == 0 {
                     out.done(to.op, Ok(outcome));
                     out.control.push_back(Frame::done(msg, Status::Ok));
@@ -179,7 +181,7 @@ impl Inbox {
         }
         let op = self.posted.remove(i)?.op;
         let seq = self.number();
-        self.eager = Some(Arriving { op, seq, tag, len, missing: len, orphan: false, next: None });
+        self.eager = Some(Arriving { op, seq, tag, len, missing: len, handed: 0, orphan: false, next: None });
         Some(op)
     }
 
@@ -211,6 +213,10 @@ impl Inbox {
 
     /// Gives a message to the first receive that accepts it, or keeps it in order. Receives that are too small end as truncated.
     fn insert(&mut self, message: Arrived, out: &mut Out<'_>) {
+        if self.closed.is_some() && matches!(message.body, Body::Remote(_)) {
+            // Nobody will ask for it; its sender learns by the close.
+            return;
+        }
         while let Some(i) = self.posted.iter().position(|p| p.accepts(message.tag)) {
             let Some(posted) = self.posted.remove(i) else { break };
             if message.len <= posted.capacity {
@@ -224,11 +230,17 @@ impl Inbox {
 
     /// Where the bytes of a rendezvous message go.
     pub(crate) fn data_place(&mut self, msg: u64, offset: u64, len: u32) -> Result<Place, Violation> {
-        let arriving = self.rendezvous.get(&msg).ok_or(Violation::Rule("data for a message that nobody asked for"))?;
-        match offset.checked_add(u64::from(len)) {
-            Some(end) if end <= arriving.len => Ok(Place::Op { op: arriving.op, part: 0, offset }),
-            _ => Err(Violation::Rule("data beyond the end of its message")),
+        let arriving = self.rendezvous.get_mut(&msg).ok_or(Violation::Rule("data for a message that nobody asked for"))?;
+        if offset.checked_add(u64::from(len)).is_none_or(|end| end > arriving.len) {
+            return Err(Violation::Rule("data beyond the end of its message"));
         }
+        // Counted here and not when it has landed: on several lanes, pieces that overlap would end the message while one of them is
+        // still being written.
+        arriving.handed += u64::from(len);
+        if arriving.handed > arriving.len {
+            return Err(Violation::Rule("more data than the message has"));
+        }
+        Ok(Place::Op { op: arriving.op, part: 0, offset })
     }
 
     pub(crate) fn data_landed(&mut self, msg: u64, len: u32, out: &mut Out<'_>) -> Result<(), Violation> {
@@ -331,7 +343,8 @@ impl Inbox {
         found
     }
 
-    /// Nothing more will come. What has arrived whole stays receivable; the rest fails.
+    /// No more messages are taken. Receives that wait end at once; messages that are landing still land, since engines write into their
+    /// memory; what has arrived whole stays receivable.
     pub(crate) fn close(&mut self, error: &Error, out: &mut Out<'_>) {
         if self.closed.is_none() {
             self.closed = Some(error.clone());
@@ -339,19 +352,32 @@ impl Inbox {
         for posted in self.posted.drain(..) {
             out.done(posted.op, Err(error.clone()));
         }
+        let here = |m: &Arrived| !matches!(m.body, Body::Remote(_));
+        self.arrived.retain(here);
+        self.claimed.retain(|_, m| here(m));
+    }
+
+    /// Ends everything. No engine touches any memory any more.
+    pub(crate) fn fail(&mut self, error: &Error, out: &mut Out<'_>) {
+        self.close(error, out);
         for arriving in self.eager.take().into_iter().chain(self.rendezvous.drain().map(|(_, a)| a)) {
             if let Some(next) = arriving.next {
                 out.done(next, Err(error.clone()));
             }
-            if arriving.orphan {
+            if arriving.orphan || arriving.next.is_some() {
                 out.events.push_back(Event::Forget { op: arriving.op });
             } else {
                 out.done(arriving.op, Err(error.clone()));
             }
         }
-        let whole = |m: &Arrived| matches!(m.body, Body::Buffer(_) | Body::Orphan { landed: true, .. });
+        let whole = |m: &Arrived| !matches!(m.body, Body::Orphan { landed: false, .. });
         self.arrived.retain(whole);
         self.claimed.retain(|_, m| whole(m));
+    }
+
+    /// Whether messages are landing.
+    pub(crate) fn is_landing(&self) -> bool {
+        self.eager.is_some() || !self.rendezvous.is_empty()
     }
 
     /// Messages that nobody has asked for yet.

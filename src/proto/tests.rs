@@ -632,6 +632,47 @@ fn a_peer_that_breaks_the_rules_is_found_out() {
     assert!(flood.is_some());
 }
 
+#[test]
+fn a_close_lets_what_is_landing_land() {
+    for dropped in [false, true] {
+        let mut sim = Sim::new();
+        sim.sides[0].send(500);
+        sim.sides[0].send(500);
+        let op = sim.sides[1].recv(500, None);
+        let waiting = sim.sides[1].recv(500, Some(77));
+        sim.run_until_landing();
+        if dropped {
+            sim.sides[1].drop_recv(op.0);
+        }
+        sim.sides[1].proto.close();
+        sim.sides[1].settle();
+        assert!(matches!(sim.sides[1].results[&waiting.0], Err(Error::Closed)), "nothing had matched it");
+        assert!(
+            !sim.sides[1].results.contains_key(&op.0) && !sim.sides[1].proto.is_drained(),
+            "an engine writes into its memory"
+        );
+        sim.run();
+        assert_eq!(sim.sides[1].got, if dropped { vec![] } else { vec![1] });
+        assert!(sim.sides[1].proto.close_sent() && sim.sides[0].proto.peer_closed());
+        if dropped {
+            let again = sim.sides[1].recv(500, None);
+            sim.sides[1].settle();
+            assert!(sim.sides[1].results[&again.0].is_ok(), "it had arrived whole");
+        }
+    }
+}
+
+#[test]
+fn pieces_that_overlap_never_end_a_message_early() {
+    let mut receiver = Connection::new(limits(), Instant::now());
+    receiver.recv(OpId(1), None, 1000);
+    receiver.on_frame(&Frame::Rts { flags: 0, tag: 0, order: 0, msg: 1, total: 1000 }, 0).unwrap();
+    assert!(receiver.on_frame(&Frame::Rts { flags: 0, tag: 0, order: 0, msg: 1, total: 8 }, 0).is_err(), "one number twice");
+    // One lane has begun to write; the bytes of the others are not all there, whatever they are called.
+    receiver.on_frame(&Frame::Data { flags: 0, msg: 1, offset: 0 }, 600).unwrap();
+    assert!(receiver.on_frame(&Frame::Data { flags: 0, msg: 1, offset: 0 }, 1000).is_err());
+}
+
 /// The engine has the frames and fails before it lets go of them: the operations end, and once.
 #[test]
 fn what_the_engine_holds_ends_with_the_connection() {
