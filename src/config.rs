@@ -67,7 +67,7 @@ impl Config {
         }
         // A message must fit in half of the window, since credit comes back a quarter at a time.
         self.credit = self.credit.max(2 * (u64::from(self.eager_max) + MESSAGE_COST));
-        if self.heartbeat < Duration::from_millis(10) || self.liveness < 2 * self.heartbeat {
+        if self.heartbeat < Duration::from_millis(10) || self.liveness < self.heartbeat.saturating_mul(2) {
             return Err(Error::invalid("the heartbeat must be at least 10 ms, and the liveness time at least twice that"));
         }
         Ok(self)

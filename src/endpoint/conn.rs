@@ -119,6 +119,11 @@ fn try_lock<T: ?Sized>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     }
 }
 
+/// Without its driver, a context can do nothing.
+pub(crate) fn runtime_ended() -> Error {
+    Error::Unsupported { what: "the tokio runtime in which this context was made has ended; make a new context".into() }
+}
+
 /// What a round of progress did.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Moved {
@@ -165,6 +170,11 @@ impl Conn {
             conn.fail(&error);
             return Err(error);
         }
+        if reactor.is_abandoned() {
+            let error = runtime_ended();
+            conn.fail(&error);
+            return Err(error);
+        }
         conn.arm();
         Ok(conn)
     }
@@ -187,21 +197,27 @@ impl Conn {
         lock(&self.state)
     }
 
-    /// Settles events, gives up the lock, and then wakes and drops what was left to do. Answers whether a future was woken.
-    pub(crate) fn unlock(&self, mut state: MutexGuard<'_, State>) -> bool {
+    /// Settles events, gives up the lock, and then wakes and drops what was left to do. Not to be called under a lane's lock: what is
+    /// woken and dropped can be code of the user's, which may come back to this connection.
+    pub(crate) fn unlock(&self, mut state: MutexGuard<'_, State>) {
         state.settle();
-        if state.wakers.is_empty() && state.trash.is_empty() {
-            return false;
+        if !state.has_leftovers() {
+            return;
         }
-        let (mut wakers, mut trash) = SPARE.take();
+        // A thread that is ending may have no spare lists any more.
+        let (mut wakers, mut trash) = SPARE.try_with(Cell::take).unwrap_or_default();
         std::mem::swap(&mut wakers, &mut state.wakers);
         std::mem::swap(&mut trash, &mut state.trash);
         drop(state);
-        let woken = !wakers.is_empty();
         wakers.drain(..).for_each(Waker::wake);
         trash.clear();
-        SPARE.set((wakers, trash));
-        woken
+        let _ = SPARE.try_with(|spare| spare.set((wakers, trash)));
+    }
+
+    /// The same under a lane's lock: settles, and leaves the rest to an [`unlock`](Self::unlock) after it. Answers whether there is a rest.
+    pub(super) fn unlock_in_lane(&self, mut state: MutexGuard<'_, State>) -> bool {
+        state.settle();
+        state.has_leftovers()
     }
 
     /// Runs `f` on the state, then does what comes of it.
@@ -227,7 +243,11 @@ impl Conn {
             let mut sink = ConnSink::new(self);
             let result = rx.poll(&mut sink, RX_BUDGET);
             sink.pause();
+            let leftovers = sink.leftovers;
             drop(rx);
+            if leftovers {
+                self.unlock(self.lock());
+            }
             match result {
                 Ok(Received::Idle { any }) => moved.received |= any,
                 Ok(Received::More) => {
@@ -279,7 +299,13 @@ impl Conn {
         while lane.dirty.load(Ordering::SeqCst) {
             let Some(mut tx) = try_lock(&lane.tx) else { break };
             lane.dirty.store(false, Ordering::SeqCst);
-            more = self.pump(i, &mut tx)?;
+            let mut leftovers = false;
+            let pumped = self.pump(i, &mut tx, &mut leftovers);
+            drop(tx);
+            if leftovers {
+                self.unlock(self.lock());
+            }
+            more = pumped?;
             if more {
                 break;
             }
@@ -287,7 +313,7 @@ impl Conn {
         Ok(more)
     }
 
-    fn pump(&self, i: usize, tx: &mut Tx) -> Result<bool, Error> {
+    fn pump(&self, i: usize, tx: &mut Tx, leftovers: &mut bool) -> Result<bool, Error> {
         let Tx { sender, sent } = tx;
         let lane = &self.lanes[i];
         for _ in 0..TX_ROUNDS {
@@ -307,7 +333,7 @@ impl Conn {
                 state.counters.bytes_sent += payload.as_ref().map_or(0, Chunk::len);
                 sender.push(transmit.head.as_bytes(), payload, transmit.sent);
             }
-            self.unlock(state);
+            *leftovers |= self.unlock_in_lane(state);
             if sender.is_idle() {
                 lane.blocked.store(false, Ordering::Relaxed);
                 return Ok(false);
@@ -319,7 +345,7 @@ impl Conn {
                 if !sent.is_empty() {
                     let mut state = self.lock();
                     sent.drain(..).for_each(|token| state.proto.sent(token));
-                    self.unlock(state);
+                    *leftovers |= self.unlock_in_lane(state);
                 }
                 return Ok(false);
             }
@@ -375,7 +401,7 @@ impl Conn {
     }
 
     /// Makes sure that the reactor puts this connection to rest when no future drives it any more.
-    fn watch(&self) {
+    pub(crate) fn watch(&self) {
         if !self.watched.swap(true, Ordering::AcqRel) {
             if let Some(&id) = self.id.get() {
                 self.reactor.watch(id);
@@ -433,7 +459,8 @@ impl Conn {
             return;
         }
         state.proto.close();
-        state.linger_until.get_or_insert(Instant::now() + self.info.linger);
+        // A time that no clock reaches is none.
+        state.linger_until = state.linger_until.or_else(|| Instant::now().checked_add(self.info.linger));
         self.unlock(state);
         self.transmit();
         self.check_close();
@@ -446,13 +473,14 @@ impl Conn {
             Error::PeerLost { peer, reason } if peer.is_empty() => self.lost(reason),
             other => other.clone(),
         };
-        {
+        let orderly = {
             let mut state = self.lock();
             if state.ended.is_some() {
                 return;
             }
             state.ended = Some(error.clone());
-        }
+            matches!(error, Error::Closed) && state.proto.is_closed()
+        };
         if !matches!(error, Error::Closed) {
             tracing::warn!(peer = %self.info.peer, %error, "an endpoint ended");
         }
@@ -461,9 +489,10 @@ impl Conn {
             lock(&lane.rx).shut();
             if let Bell::Tcp(socket) = &lane.bell {
                 self.reactor.deregister(socket.as_fd());
-                if !matches!(error, Error::Closed) {
-                    // What is still queued refers to memory that is free to change from now on: it must not be sent.
-                    let _ = rustix::net::sockopt::set_socket_linger(socket.as_fd(), Some(Duration::ZERO));
+                if !orderly {
+                    // What is still queued may refer to memory that is free to change from now on. Disconnecting throws it away and
+                    // resets the connection, at which the peer throws away what it has not looked at yet (see the receiver).
+                    let _ = rustix::net::connect_unspec(&**socket);
                 }
                 let _ = socket.shutdown(std::net::Shutdown::Both);
             }
@@ -475,11 +504,11 @@ impl Conn {
         let mut state = self.lock();
         state.proto.fail(&error);
         let exposures = state.revoke_all();
-        let mut mourners = std::mem::take(&mut state.mourners);
+        let mourners = state.mourners.take();
         self.unlock(state);
         self.log.ended(&error);
         drop(exposures);
-        mourners.drain(..).for_each(Waker::wake);
+        mourners.into_iter().for_each(Waker::wake);
         if let Some(&id) = self.id.get() {
             self.reactor.remove(id);
         }
@@ -496,6 +525,7 @@ impl Conn {
                 rx.review(&mut sink);
                 sink.pause();
             }
+            self.unlock(self.lock());
         }
     }
 

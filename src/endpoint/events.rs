@@ -12,6 +12,7 @@ use super::conn::Info;
 use crate::error::Error;
 use crate::path::PathEvent;
 use crate::reactor::lock;
+use crate::reactor::slab::Waiters;
 
 /// Events that are kept for streams that come later.
 const KEEP: usize = 64;
@@ -28,7 +29,7 @@ struct Inner {
     /// Number of the first in `events`.
     base: u64,
     ended: bool,
-    wakers: Vec<Waker>,
+    waiters: Waiters,
 }
 
 impl Log {
@@ -51,7 +52,7 @@ impl Log {
                 inner.events.pop_front();
                 inner.base += 1;
             }
-            std::mem::take(&mut inner.wakers)
+            inner.waiters.take()
         };
         wakers.into_iter().for_each(Waker::wake);
     }
@@ -64,11 +65,19 @@ impl Log {
 pub struct PathEvents {
     handle: Arc<Handle>,
     next: u64,
+    place: Option<u64>,
+}
+
+impl Drop for PathEvents {
+    fn drop(&mut self) {
+        let waker = lock(&self.handle.conn.log.inner).waiters.leave(self.place);
+        drop(waker);
+    }
 }
 
 impl PathEvents {
     pub(crate) fn new(handle: &Arc<Handle>) -> Self {
-        PathEvents { handle: Arc::clone(handle), next: 0 }
+        PathEvents { handle: Arc::clone(handle), next: 0, place: None }
     }
 }
 
@@ -86,9 +95,9 @@ impl Stream for PathEvents {
             }
             None if inner.ended => Poll::Ready(None),
             None => {
-                if !inner.wakers.iter().any(|waker| waker.will_wake(cx.waker())) {
-                    inner.wakers.push(cx.waker().clone());
-                }
+                let old = inner.waiters.wait(&mut self.place, cx.waker());
+                drop(inner);
+                drop(old);
                 Poll::Pending
             }
         }

@@ -134,7 +134,8 @@ operation_future! {
     ///
     /// Cancel safe: no message is lost. If a message had been matched when the future was dropped, its transfer finishes into the
     /// buffer, which stays busy, and the next receive gets the message. A receive into the very same buffer takes it over in place, so
-    /// `recv(&mut buf)` in a `select!` loop works as expected.
+    /// `recv(&mut buf)` in a `select!` loop works as expected. It must be that message's turn, though: while a message that the new receive
+    /// accepts as well waits ahead of it, which takes receives of different tags, the buffer is [`Error::Busy`], and another buffer is needed.
     Recv -> Received, |op, done| Received { len: done.outcome.bytes, tag: done.outcome.tag, receipt: op.receipt(&done) }
 }
 
@@ -244,6 +245,8 @@ impl Recv {
 impl WriteRemote {
     /// Delivers a notification with this tag to the target when all bytes of this write, and of every earlier one of this endpoint,
     /// are in place.
+    ///
+    /// At the target, up to 65,536 tags may have notifications that nobody has waited for; more end the connection. Counts have no limit.
     pub fn notify(mut self, tag: u64) -> Self {
         if let Some(Request::Work { work: Work::Write { notify, .. }, .. }) = self.op.request_mut() {
             *notify = Some(tag);
@@ -323,21 +326,29 @@ impl Future for RecvBytes {
 #[must_use = "futures do nothing unless polled"]
 pub struct Closed {
     pub(crate) handle: std::sync::Arc<super::Handle>,
+    pub(crate) place: Option<u64>,
+}
+
+impl Drop for Closed {
+    fn drop(&mut self) {
+        let waker = self.place.and_then(|place| self.handle.conn.lock().mourners.leave(Some(place)));
+        drop(waker);
+    }
 }
 
 impl Future for Closed {
     type Output = Error;
 
-    fn poll(self: Pin<&mut Self>, cx: &mut Task<'_>) -> Poll<Error> {
-        let mut state = self.handle.conn.lock();
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Task<'_>) -> Poll<Error> {
+        let handle = std::sync::Arc::clone(&self.handle);
+        let mut state = handle.conn.lock();
         if let Some(error) = &state.ended {
             return Poll::Ready(error.clone());
         }
-        if !state.mourners.iter().any(|waker| waker.will_wake(cx.waker())) {
-            state.mourners.push(cx.waker().clone());
-        }
+        let old = state.mourners.wait(&mut self.place, cx.waker());
         drop(state);
-        self.handle.conn.arm();
+        drop(old);
+        handle.conn.arm();
         Poll::Pending
     }
 }

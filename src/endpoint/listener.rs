@@ -105,13 +105,14 @@ pub(crate) async fn serve<F>(
         handshakes.spawn(async move {
             let limit = local.config.handshake_timeout;
             let result = tokio::time::timeout(limit, accept(&local, stream, peer, &joining, judge)).await;
-            drop(place);
             match result {
                 Ok(Ok(Arrival::Endpoint(endpoint, hello))) => deliver(endpoint, hello).await,
                 Ok(Ok(Arrival::Lane)) => {}
                 Ok(Err(error)) => tracing::warn!(%peer, %error, "a handshake failed"),
                 Err(_) => tracing::warn!(%peer, ?limit, "a peer did not complete the handshake in time"),
             }
+            // Kept until the endpoint has a place in the queue: who does not accept is not flooded with endpoints.
+            drop(place);
         });
     }
 }

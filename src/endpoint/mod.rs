@@ -293,7 +293,7 @@ impl GpuEndpoint {
 
     /// Waits for the end of the endpoint, and answers why it ended.
     pub fn closed(&self) -> Closed {
-        Closed { handle: Arc::clone(&self.handle) }
+        Closed { handle: Arc::clone(&self.handle), place: None }
     }
 
     /// Counters.

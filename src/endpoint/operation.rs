@@ -197,7 +197,13 @@ impl Operation {
         self.set_spinning(&mut state, last == Step::Yield);
         conn.unlock(state);
         match last {
-            Step::Yield => yield_now(cx),
+            Step::Yield => {
+                if conn.is_blocked() {
+                    // Should the user not poll again soon, the reactor waits for room.
+                    conn.watch();
+                }
+                yield_now(cx);
+            }
             Step::Sleep => conn.arm(),
             Step::Look | Step::Leave => {}
         }
@@ -247,6 +253,10 @@ impl Operation {
 
     fn check_timer(&mut self, op: OpId, kind: Kind, cx: &mut Task<'_>) -> Poll<Result<Finished, Error>> {
         let Some(after) = self.timeout else { return Poll::Pending };
+        if self.timer.is_none() && tokio::runtime::Handle::try_current().is_err() {
+            self.stage = Stage::Posted(op, kind);
+            return Poll::Ready(Err(Error::Unsupported { what: "a timeout needs a tokio runtime to be polled in".into() }));
+        }
         let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(after)));
         if timer.as_mut().poll(cx).is_pending() {
             return Poll::Pending;
@@ -278,8 +288,18 @@ impl Operation {
                 handle.conn.with(|state| state.proto.cancel(op));
                 handle.conn.transmit();
             }
-            Stage::Request(_) => self.stage = Stage::Failed(Error::Cancelled),
+            Stage::Request(_) => {
+                self.put_back();
+                self.stage = Stage::Failed(Error::Cancelled);
+            }
             Stage::Failed(_) | Stage::Over => {}
+        }
+    }
+
+    /// A claimed message that was never received takes its place in the order again.
+    fn put_back(&self) {
+        if let Stage::Request(Request::Claimed { seq, .. }) = &self.stage {
+            self.conn().with(|state| state.proto.unclaim(*seq));
         }
     }
 
@@ -297,6 +317,7 @@ impl Operation {
 
 impl Drop for Operation {
     fn drop(&mut self) {
+        self.put_back();
         let Stage::Posted(op, kind) = self.stage else { return };
         let handle = Arc::clone(&self.handle);
         handle.conn.with(|state| {

@@ -15,11 +15,13 @@ pub(super) struct ConnSink<'a> {
     conn: &'a Conn,
     state: Option<MutexGuard<'a, State>>,
     heard: bool,
+    /// Something is left to wake or drop when the lane's lock is free.
+    pub(super) leftovers: bool,
 }
 
 impl<'a> ConnSink<'a> {
     pub(super) fn new(conn: &'a Conn) -> Self {
-        ConnSink { conn, state: None, heard: false }
+        ConnSink { conn, state: None, heard: false, leftovers: false }
     }
 
     fn state(&mut self) -> &mut State {
@@ -40,7 +42,7 @@ impl Sink for ConnSink<'_> {
 
     fn pause(&mut self) {
         if let Some(state) = self.state.take() {
-            self.conn.unlock(state);
+            self.leftovers |= self.conn.unlock_in_lane(state);
         }
     }
 

@@ -6,7 +6,7 @@ use std::time::Instant;
 use crate::error::Error;
 use crate::memory::{Chunk, ReadLease, WriteLease};
 use crate::proto::{Connection, Event, OpId, Outcome, Place};
-use crate::reactor::slab::Slab;
+use crate::reactor::slab::{Slab, Waiters};
 use crate::reactor::spin::Learnt;
 use crate::wire::frame::Status;
 
@@ -79,7 +79,7 @@ pub(crate) struct State {
     /// What waits have cost lately.
     pub learnt: Learnt,
     /// Who waits for the end.
-    pub mourners: Vec<Waker>,
+    pub mourners: Waiters,
 }
 
 impl State {
@@ -96,8 +96,13 @@ impl State {
             wakers: Vec::new(),
             trash: Vec::new(),
             learnt: Learnt::default(),
-            mourners: Vec::new(),
+            mourners: Waiters::default(),
         }
+    }
+
+    /// Whether something is to be woken or dropped outside of the lock.
+    pub(crate) fn has_leftovers(&self) -> bool {
+        !self.wakers.is_empty() || !self.trash.is_empty()
     }
 
     pub(crate) fn insert(&mut self, held: Held) -> OpId {

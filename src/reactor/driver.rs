@@ -33,6 +33,7 @@ struct Abandon(Weak<Reactor>);
 impl Drop for Abandon {
     fn drop(&mut self) {
         if let Some(reactor) = self.0.upgrade() {
+            reactor.abandoned.store(true, Ordering::SeqCst);
             reactor.all().iter().for_each(|source| source.abandon());
         }
     }
@@ -56,8 +57,10 @@ pub(super) fn spawn(reactor: &Arc<Reactor>, tick: Duration) -> Result<()> {
         .map_err(|e: std::io::Error| Error::io("watching the epoll instance", e))?;
     let weak = Arc::downgrade(reactor);
     let wake = Arc::clone(&reactor.wake);
+    // Made here, since a task can be dropped before it was ever polled.
+    let abandon = Abandon(Weak::clone(&weak));
     runtime.spawn(async move {
-        let _abandon = Abandon(Weak::clone(&weak));
+        let _abandon = abandon;
         drive(weak, fd, ticker, wake).await;
     });
     Ok(())

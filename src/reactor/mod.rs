@@ -63,6 +63,8 @@ pub(crate) struct Reactor {
     /// Sources that became ready without a descriptor.
     kicked: Mutex<Vec<(SourceId, usize)>>,
     wake: Arc<Notify>,
+    /// The driver's runtime has ended.
+    abandoned: AtomicBool,
     pub(crate) spin: Spin,
     thread: Mutex<Option<std::thread::Thread>>,
 }
@@ -83,6 +85,7 @@ impl Reactor {
             watching: AtomicBool::new(false),
             kicked: Mutex::default(),
             wake: Arc::new(Notify::new()),
+            abandoned: AtomicBool::new(false),
             spin,
             thread: Mutex::new(None),
         });
@@ -116,6 +119,11 @@ impl Reactor {
 
     fn all(&self) -> Vec<Arc<dyn Source>> {
         lock(&self.sources).iter_mut().map(|(_, source)| Arc::clone(source)).collect()
+    }
+
+    /// Whether nothing drives the sources any more. Looked at after a source was added, so that none is forgotten in between.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.abandoned.load(Ordering::SeqCst)
     }
 
     /// How many connections there are.

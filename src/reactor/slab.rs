@@ -1,4 +1,6 @@
-//! Operations by number. A number carries a generation, so that a late answer never meets the wrong operation.
+//! Operations and waiters by number. A number carries a generation, so that a late answer never meets the wrong operation.
+
+use std::task::Waker;
 
 /// Slots that are reused, most recently freed first: their memory is still in the cache.
 #[derive(Debug)]
@@ -62,6 +64,33 @@ impl<T> Slab<T> {
     }
 }
 
+/// Wakers of futures that wait for the same thing. Each future keeps its number, and takes its waker away when it goes.
+#[derive(Debug, Default)]
+pub(crate) struct Waiters {
+    wakers: Slab<Waker>,
+}
+
+impl Waiters {
+    /// Leaves a waker, in place of the one that the future has left before. That one is handed back, to be dropped outside of a lock.
+    pub(crate) fn wait(&mut self, place: &mut Option<u64>, waker: &Waker) -> Option<Waker> {
+        if let Some(old) = place.and_then(|id| self.wakers.get_mut(id)) {
+            return (!old.will_wake(waker)).then(|| std::mem::replace(old, waker.clone()));
+        }
+        *place = Some(self.wakers.insert(waker.clone()));
+        None
+    }
+
+    pub(crate) fn leave(&mut self, place: Option<u64>) -> Option<Waker> {
+        self.wakers.remove(place?)
+    }
+
+    /// All of them, to be woken outside of a lock.
+    pub(crate) fn take(&mut self) -> Vec<Waker> {
+        let ids: Vec<u64> = self.wakers.iter_mut().map(|(id, _)| id).collect();
+        ids.into_iter().filter_map(|id| self.wakers.remove(id)).collect()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -77,6 +106,22 @@ mod tests {
         assert_ne!(a, b);
         assert_eq!((slab.remove(a), slab.get(a), slab.get(b), slab.len()), (None, None, Some(&'b'), 1));
         assert_eq!(slab.get(u64::MAX), None);
+    }
+
+    #[test]
+    fn waiters_that_go_leave_nothing_behind() {
+        let mut waiters = Waiters::default();
+        for _ in 0..1000 {
+            let mut place = None;
+            assert!(waiters.wait(&mut place, Waker::noop()).is_none());
+            assert!(waiters.wait(&mut place, Waker::noop()).is_none(), "the same future again");
+            assert!(waiters.leave(place).is_some() && waiters.leave(place).is_none());
+        }
+        assert_eq!((waiters.wakers.len(), waiters.wakers.slots.len()), (0, 1));
+        let mut places = [None; 3];
+        places.iter_mut().for_each(|place| drop(waiters.wait(place, Waker::noop())));
+        assert_eq!((waiters.take().len(), waiters.wakers.len()), (3, 0));
+        assert!(waiters.leave(places[0]).is_none());
     }
 
     proptest! {

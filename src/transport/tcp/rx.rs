@@ -10,6 +10,7 @@ use rustix::net::RecvFlags;
 use crate::error::Error;
 use crate::memory::Chunk;
 use crate::proto::Token;
+use crate::transport::tcp::tx::PAGES_MIN;
 use crate::transport::{Dest, Received, Receiver, Sink};
 use crate::wire::frame::{PRELUDE, Prelude};
 
@@ -57,8 +58,11 @@ impl TcpReceiver {
                 if pending.at < pending.len {
                     return Ok(());
                 }
-                let token = pending.token;
+                let (token, long) = (pending.token, pending.len >= PAGES_MIN as usize);
                 self.pending = None;
+                if long {
+                    check_reset(&self.socket)?;
+                }
                 sink.landed(token)?;
                 continue;
             }
@@ -179,6 +183,15 @@ impl Receiver for TcpReceiver {
         self.pending = None;
         self.start = 0;
         self.end = 0;
+    }
+}
+
+/// Long payloads may have come as pages of the sender's memory, which it may change as soon as it has given the connection up. It resets the
+/// connection before that: as long as there was no reset after the last byte was copied, all of them are what was sent.
+fn check_reset(socket: &TcpStream) -> Result<(), Error> {
+    match rustix::net::sockopt::socket_error(socket) {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(errno)) | Err(errno) => Err(Error::io("the connection failed while receiving", errno)),
     }
 }
 

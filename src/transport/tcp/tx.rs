@@ -17,7 +17,7 @@ use crate::transport::tcp::pages::Pages;
 /// Payloads up to this length are copied behind their header: cheaper than another element for the kernel to walk.
 const COPY_MAX: u64 = 4 << 10;
 /// Payloads from this length on leave as pages, without a copy.
-const PAGES_MIN: u64 = 64 << 10;
+pub(super) const PAGES_MIN: u64 = 64 << 10;
 /// Bytes that may wait in the staging buffer, and payloads beside them.
 const STAGED_MAX: usize = 64 << 10;
 const ITEMS_MAX: usize = 64;
