@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::path::PathPolicy;
 use crate::proto::MESSAGE_COST;
 use crate::reactor::spin::Spin;
-use crate::wire::frame::PAYLOAD_MAX;
+use crate::wire::frame::SEGMENT_MAX;
 
 /// See [`ContextBuilder`](crate::ContextBuilder).
 #[derive(Debug, Clone)]
@@ -62,8 +62,8 @@ impl Config {
                 crate::endpoint::handshake::LANES_MAX
             )));
         }
-        if self.eager_max > PAYLOAD_MAX {
-            return Err(Error::invalid(format!("an eager limit of {} bytes; at most {PAYLOAD_MAX}", self.eager_max)));
+        if self.eager_max > SEGMENT_MAX {
+            return Err(Error::invalid(format!("an eager limit of {} bytes; at most {SEGMENT_MAX}", self.eager_max)));
         }
         // A message must fit in half of the window, since credit comes back a quarter at a time.
         self.credit = self.credit.max(2 * (u64::from(self.eager_max) + MESSAGE_COST));

@@ -14,7 +14,8 @@ use crate::endpoint::handshake::{self, Local, random};
 use crate::endpoint::listener::GpuListener;
 use crate::endpoint::offer::Offers;
 use crate::error::{Error, Result};
-use crate::memory::{self, GpuBuf, HostMemory, MemKind};
+use crate::memory::cuda::staging::Staging;
+use crate::memory::{self, GpuBuf, MemKind, OwnedMemory};
 use crate::path::PathPolicy;
 use crate::reactor::Reactor;
 use crate::reactor::spin::Spin;
@@ -61,10 +62,15 @@ impl Context {
 
     /// Allocates `len` zeroed bytes of memory: `"host"` or `"cuda:0"`, or a [`MemKind`].
     ///
+    /// Device memory is allocated so that it can be shared with other processes and reached by NICs, where the driver can do that
+    /// (`cuMemCreate` with a POSIX file descriptor); buffers of up to 8 MiB share allocations of 32 MiB. The device is used through its
+    /// primary context, the one that cudarc and PyTorch use too. The call waits for the memory to be zeroed.
+    ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`] if there is no such device, [`Error::InvalidArgument`] for a name that is no kind of memory or more bytes
-    /// than the machine has, [`Error::Io`] if the system has none left.
+    /// [`Error::Unsupported`] if there is no such device or no CUDA driver, with the reason; [`Error::InvalidArgument`] for a name that is no
+    /// kind of memory or more bytes than the machine or device has; [`Error::Io`] if the system has none left, [`Error::Cuda`] if the
+    /// device has none left, or has failed.
     pub fn alloc<K>(&self, kind: K, len: u64) -> Result<GpuBuf>
     where
         K: TryInto<MemKind>,
@@ -73,13 +79,41 @@ impl Context {
         memory::alloc(kind.try_into()?, len)
     }
 
-    /// Takes memory that the user owns into use, where it is. It is freed, with its own destructor, when nothing uses it any more.
+    /// Takes memory that the user owns into use, where it is. It is freed, with its own destructor, when nothing uses it any more. See
+    /// [`OwnedMemory`] for what can be registered. A `CudaSlice` of cudarc is ordered behind its stream
+    /// ([`GpuBuf::ready_after`]), on which it was allocated and filled.
     ///
     /// # Errors
     ///
-    /// None for host memory.
-    pub fn register(&self, owner: impl HostMemory) -> Result<GpuBuf> {
-        Ok(memory::register(owner))
+    /// None for host memory. For that of a device, [`Error::Unsupported`] without a driver, [`Error::Cuda`] if its context is gone or
+    /// has failed, [`Error::OutOfBounds`] for a range that the slice does not have.
+    pub fn register(&self, owner: impl OwnedMemory) -> Result<GpuBuf> {
+        memory::register(owner)
+    }
+
+    /// Takes `len` bytes of device memory from `address` on into use, whoever allocated them: PyTorch, or a library in C. They may begin in the
+    /// middle of an allocation, and span several that lie one behind another. `keep` is dropped when nothing uses them any more.
+    ///
+    /// Every later use checks that the driver still knows the memory by the number that it has now; memory that was freed all the same, and
+    /// whose address another allocation got, is [`Error::Cuda`] then.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] if it is no device memory, [`Error::OutOfBounds`] if it is longer than what is allocated there,
+    /// [`Error::Unsupported`] without a driver.
+    ///
+    /// # Safety
+    ///
+    /// The memory stays allocated until `keep` is dropped, and meanwhile nothing else uses it but what is ordered with
+    /// [`GpuBuf::ready_after`] and by the ends of operations.
+    pub unsafe fn register_raw(
+        &self,
+        address: u64,
+        len: u64,
+        keep: impl std::any::Any + std::marker::Send + Sync,
+    ) -> Result<GpuBuf> {
+        // SAFETY: as the caller says.
+        unsafe { memory::register_raw(address, len, Box::new(keep)) }
     }
 
     /// Listens on an address.
@@ -229,7 +263,8 @@ impl ContextBuilder {
         let config = self.config.finish()?;
         let tick = (config.heartbeat / 4).min(Duration::from_secs(1));
         let reactor = Reactor::start(config.spin, config.spin_core, tick)?;
-        let local = Local { config: Arc::new(config), reactor, context: random()? };
+        let staging = Arc::new(Staging::new(config.segment.max(config.eager_max)));
+        let local = Local { config: Arc::new(config), reactor, context: random()?, staging };
         Ok(Context { local, offers: Arc::default() })
     }
 }

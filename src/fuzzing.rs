@@ -32,6 +32,7 @@ pub fn connection(mut bytes: &[u8]) {
     let limits = Limits {
         eager_max: 4096,
         segment: 4096,
+        frame_max: 1 << 20,
         credit_out: 1 << 16,
         credit_in: 1 << 16,
         heartbeat: Duration::from_secs(1),

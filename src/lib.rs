@@ -30,6 +30,11 @@ pub use endpoint::message::{IntoBytes, Message};
 pub use endpoint::remote::{Access, RemoteBuf, RemoteWord};
 pub use endpoint::{GpuEndpoint, Stats};
 pub use error::{Error, Result};
-pub use memory::{Dest, GpuBuf, GpuSlice, GpuSliceMut, HostMemory, MapGuard, MapMutGuard, MemKind, Memory, OwnedMap, Source};
+#[cfg(feature = "cudarc")]
+pub use memory::{CudaRef, CudaRefMut};
+pub use memory::{
+    Dest, GpuBuf, GpuSlice, GpuSliceMut, MapGuard, MapMutGuard, MemKind, Memory, OwnedMap, OwnedMemory, RawStream, Source,
+    StreamOrder,
+};
 pub use path::{Candidate, Cost, PathEvent, PathKind, PathPolicy, PathReport, Verdict};
 pub use reactor::spin::Spin;

@@ -131,7 +131,7 @@ fn wrong_values_are_refused_with_what_is_right() {
         (&["perf", "serve", "--listen", "7700"], "HOST:PORT"),
         (&["perf", "serve", "--memory", "much"], "64K"),
         (&["perf", "pair", "--mem", "gpu"], "cuda:0"),
-        (&["perf", "pair", "--mem", "cuda:0"], "no CUDA engine"),
+        (&["perf", "pair", "--mem", "cuda:99"], "cuda:99"),
         (&["perf", "pair", "--path", "shm"], "no shared-memory engine"),
         (&["perf", "pair", "--size", "900000G"], "memory"),
         (&["perf", "pair", "--size", "99999999999G"], "no size"),

@@ -1,29 +1,32 @@
 //! A connection: the protocol, its lanes, and everything that drives them.
 //!
 //! Three kinds of lock, always taken in this order and never two of one kind: a lane's sending half, a lane's receiving half, the
-//! state. System calls and long copies are made under a half's lock only, so both directions move at once, and an operation can be
+//! state; and last of all that of the copies, under which nothing else is locked. System calls and long copies are made under a half's lock only, so both directions move at once, and an operation can be
 //! posted while another thread moves bytes.
 
 use std::cell::Cell;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
+use super::copies::{Copies, Gpu};
+use super::lane::{ARMED_DEVICE, ARMED_READ, ARMED_WRITE, Bell, Lane, Links, Tx};
 use super::sink::ConnSink;
 use super::state::{State, Trash};
 use crate::error::Error;
 use crate::memory::Chunk;
-use crate::path::{Facts, PathKind, PathPolicy};
-use crate::proto::{Connection, Sent};
+use crate::memory::cuda;
+use crate::memory::cuda::staging::Staging;
+use crate::path::{Facts, Link, PathKind, PathPolicy};
+use crate::proto::{Connection, Transmit};
 use crate::reactor::spin::Spin;
 use crate::reactor::{Reactor, Source, SourceId, lock};
-use crate::transport::inproc::{InprocBell, InprocEnd};
 use crate::transport::tcp::rx::violation;
 use crate::transport::tcp::{TcpReceiver, TcpSender};
-use crate::transport::{Received, Receiver, Sender, Sink};
+use crate::transport::{Received, Sink};
 
 /// What one round of progress takes in at most, in bytes, before other tasks get their turn.
 const RX_BUDGET: usize = 1 << 20;
@@ -31,6 +34,8 @@ const RX_BUDGET: usize = 1 << 20;
 const TX_ROUNDS: usize = 4;
 /// Rounds that the driver makes for one connection before it looks at the next.
 const DRIVER_ROUNDS: usize = 4;
+/// How long a revocation waits for a device that is writing. Longer, and the memory stays busy instead.
+const REVOKE_WAIT: Duration = Duration::from_millis(5);
 /// The lane number of the bootstrap connection where it carries no frames, but only life.
 const LIFE: usize = 255;
 
@@ -43,6 +48,8 @@ pub(crate) struct Info {
     pub acceptor: bool,
     pub facts: Facts,
     pub policy: PathPolicy,
+    pub link: Link,
+    /// The path of host memory.
     pub kind: PathKind,
     /// Why this path.
     pub reason: String,
@@ -61,49 +68,10 @@ pub(crate) struct Conn {
     seen: AtomicU32,
     watched: AtomicBool,
     pub(crate) log: super::events::Log,
-}
-
-struct Lane {
-    rx: Mutex<Box<dyn Receiver>>,
-    tx: Mutex<Tx>,
-    bell: Bell,
-    /// Bits: watched for arrivals, for room.
-    armed: AtomicU8,
-    /// The sending half has something left that did not fit.
-    blocked: AtomicBool,
-    /// Something was posted while the sending half was busy.
-    dirty: AtomicBool,
-}
-
-struct Tx {
-    sender: Box<dyn Sender>,
-    sent: Vec<Sent>,
-}
-
-enum Bell {
-    Tcp(Arc<TcpStream>),
-    Inproc(InprocBell),
-}
-
-/// What carries the frames.
-pub(crate) enum Links {
-    /// One socket a lane.
-    Tcp { sockets: Vec<TcpStream>, zero_copy: bool },
-    /// A pipe, and the socket that tells whether the peer lives.
-    Inproc { end: InprocEnd, life: TcpStream },
-}
-
-impl Lane {
-    fn new(rx: Box<dyn Receiver>, sender: Box<dyn Sender>, bell: Bell) -> Self {
-        Lane {
-            rx: Mutex::new(rx),
-            tx: Mutex::new(Tx { sender, sent: Vec::new() }),
-            bell,
-            armed: AtomicU8::new(0),
-            blocked: AtomicBool::new(false),
-            dirty: AtomicBool::new(false),
-        }
-    }
+    pub(crate) copies: Copies,
+    staging: Arc<Staging>,
+    gpu: OnceLock<Gpu>,
+    pub(super) staging_warned: AtomicBool,
 }
 
 thread_local! {
@@ -134,7 +102,13 @@ pub(crate) struct Moved {
 }
 
 impl Conn {
-    pub(crate) fn start(info: Info, proto: Connection, links: Links, reactor: &Arc<Reactor>) -> Result<Arc<Self>, Error> {
+    pub(crate) fn start(
+        info: Info,
+        proto: Connection,
+        links: Links,
+        reactor: &Arc<Reactor>,
+        staging: &Arc<Staging>,
+    ) -> Result<Arc<Self>, Error> {
         let mut life = None;
         let lanes: Box<[Lane]> = match links {
             Links::Tcp { sockets, zero_copy } => sockets
@@ -153,7 +127,7 @@ impl Conn {
             }
         };
         let conn = Arc::new(Conn {
-            state: Mutex::new(State::new(proto)),
+            state: Mutex::new(State::new(proto, Arc::clone(staging))),
             log: super::events::Log::new(&info),
             info,
             lanes,
@@ -163,6 +137,10 @@ impl Conn {
             activity: AtomicU32::new(0),
             seen: AtomicU32::new(0),
             watched: AtomicBool::new(false),
+            copies: Copies::default(),
+            staging: Arc::clone(staging),
+            gpu: OnceLock::new(),
+            staging_warned: AtomicBool::new(false),
         });
         let id = reactor.add(Arc::clone(&conn) as Arc<dyn Source>);
         let _ = conn.id.set(id);
@@ -188,7 +166,7 @@ impl Conn {
         }
         if let Some(life) = &self.life {
             self.reactor.register(life.as_fd(), id, LIFE)?;
-            self.reactor.arm(life.as_fd(), id, LIFE, false)?;
+            self.reactor.arm(life.as_fd(), id, LIFE, true, false)?;
         }
         Ok(())
     }
@@ -197,10 +175,21 @@ impl Conn {
         lock(&self.state)
     }
 
+    /// What it needs to work with devices.
+    pub(crate) fn gpu(&self) -> &Gpu {
+        self.gpu.get_or_init(|| {
+            let kicks = Arc::clone(self.reactor.kicks());
+            let id = self.id.get().copied();
+            let ring = Arc::new(move || id.into_iter().for_each(|id| kicks.kick(id, 0)));
+            Gpu { staging: Arc::clone(&self.staging), ring }
+        })
+    }
+
     /// Settles events, gives up the lock, and then wakes and drops what was left to do. Not to be called under a lane's lock: what is
     /// woken and dropped can be code of the user's, which may come back to this connection.
     pub(crate) fn unlock(&self, mut state: MutexGuard<'_, State>) {
         state.settle();
+        self.take_jobs(&mut state);
         if !state.has_leftovers() {
             return;
         }
@@ -217,7 +206,16 @@ impl Conn {
     /// The same under a lane's lock: settles, and leaves the rest to an [`unlock`](Self::unlock) after it. Answers whether there is a rest.
     pub(super) fn unlock_in_lane(&self, mut state: MutexGuard<'_, State>) -> bool {
         state.settle();
+        self.take_jobs(&mut state);
         state.has_leftovers()
+    }
+
+    /// Takes over the work for devices that the protocol asks for.
+    fn take_jobs(&self, state: &mut State) {
+        if !state.jobs.is_empty() {
+            state.jobs.drain(..).for_each(|job| self.copies.push(job));
+            self.watch();
+        }
     }
 
     /// Runs `f` on the state, then does what comes of it.
@@ -237,13 +235,14 @@ impl Conn {
 
     /// Takes in what has come.
     pub(crate) fn receive(&self) -> Moved {
-        let mut moved = Moved::default();
+        let mut moved = Moved { received: self.follow_copies(), more: false };
         for lane in &self.lanes {
             let Some(mut rx) = try_lock(&lane.rx) else { continue };
             let mut sink = ConnSink::new(self);
             let result = rx.poll(&mut sink, RX_BUDGET);
             sink.pause();
             let leftovers = sink.leftovers;
+            lane.stalled.store(rx.is_stalled(), Ordering::Relaxed);
             drop(rx);
             if leftovers {
                 self.unlock(self.lock());
@@ -265,10 +264,39 @@ impl Conn {
         moved
     }
 
+    /// Looks at the work of devices, and does what follows what is over. Answers whether there was any.
+    fn follow_copies(&self) -> bool {
+        if self.copies.is_empty() {
+            return false;
+        }
+        let mut follow = Vec::new();
+        let mut result = self.copies.poll(self.gpu(), &mut follow);
+        let any = !follow.is_empty();
+        if any {
+            let mut state = self.lock();
+            for then in follow {
+                if let Err(broken) = state.follow(then) {
+                    result = Err(violation(&broken));
+                }
+            }
+            self.unlock(state);
+        }
+        if let Err(error) = result {
+            self.fail(&error);
+        }
+        any
+    }
+
+    pub(crate) fn has_copies(&self) -> bool {
+        !self.copies.is_empty()
+    }
+
     /// Sends what there is to send. If it is much, the driver goes on with it.
     pub(crate) fn transmit(&self) {
         if self.transmit_some() {
             self.kick(0);
+        } else if self.is_waiting() {
+            self.watch();
         }
     }
 
@@ -314,28 +342,27 @@ impl Conn {
     }
 
     fn pump(&self, i: usize, tx: &mut Tx, leftovers: &mut bool) -> Result<bool, Error> {
-        let Tx { sender, sent } = tx;
         let lane = &self.lanes[i];
         for _ in 0..TX_ROUNDS {
             let mut state = self.lock();
-            for token in sent.drain(..) {
+            for token in tx.sent.drain(..) {
                 state.proto.sent(token);
             }
-            while sender.has_room() {
-                let Some(transmit) = state.proto.poll_transmit(i) else { break };
-                let payload = match transmit.payload {
-                    Some((place, len)) if len > 0 => match state.chunk(place, len) {
-                        Some(chunk) => Some(chunk),
-                        None => return Err(violation(&"a payload of ours has no memory")),
-                    },
-                    _ => None,
-                };
-                state.counters.bytes_sent += payload.as_ref().map_or(0, Chunk::len);
-                sender.push(transmit.head.as_bytes(), payload, transmit.sent);
-            }
+            let filled = fill(i, &mut state, tx);
             *leftovers |= self.unlock_in_lane(state);
+            filled?;
+            let Tx { sender, sent, ahead } = tx;
+            let mut ready = false;
+            if !ahead.is_empty() {
+                ahead.start(self.gpu())?;
+                ready = ahead.is_ready()?;
+            }
+            lane.waiting.store(!ahead.is_empty() && !ready, Ordering::Relaxed);
             if sender.is_idle() {
                 lane.blocked.store(false, Ordering::Relaxed);
+                if ready {
+                    continue;
+                }
                 return Ok(false);
             }
             let flushed = sender.flush(sent)?;
@@ -359,15 +386,19 @@ impl Conn {
             return;
         }
         let Some(&id) = self.id.get() else { return };
+        if let Err(error) = self.arm_devices() {
+            return self.fail(&error);
+        }
         for (i, lane) in self.lanes.iter().enumerate() {
+            let read = !lane.stalled.load(Ordering::Relaxed);
             let write = lane.blocked.load(Ordering::Relaxed);
-            let want = if write { 3 } else { 1 };
+            let want = if read { ARMED_READ } else { ARMED_DEVICE } | if write { ARMED_WRITE } else { 0 };
             if lane.armed.fetch_or(want, Ordering::AcqRel) & want == want {
                 continue;
             }
             match &lane.bell {
                 Bell::Tcp(socket) => {
-                    if let Err(error) = self.reactor.arm(socket.as_fd(), id, i, write) {
+                    if let Err(error) = self.reactor.arm(socket.as_fd(), id, i, read, write) {
                         // Only after the end, when the socket is no longer registered.
                         tracing::trace!(%error, "a lane could not be armed");
                     }
@@ -377,13 +408,28 @@ impl Conn {
         }
     }
 
+    /// Has devices ring when they have done what this connection waits for.
+    fn arm_devices(&self) -> Result<(), Error> {
+        if !self.copies.is_empty() {
+            self.copies.arm(&self.gpu().ring)?;
+        }
+        for lane in self.lanes.iter().filter(|lane| lane.waiting.load(Ordering::Relaxed)) {
+            lock(&lane.tx).ahead.arm(&self.gpu().ring)?;
+        }
+        Ok(())
+    }
+
     fn is_armed(&self) -> bool {
         self.lanes.iter().all(|lane| lane.armed.load(Ordering::Relaxed) != 0)
     }
 
-    /// Whether something waits for room in a lane.
+    /// Whether something waits to leave: for room in a lane, or for a device.
     pub(crate) fn is_blocked(&self) -> bool {
-        self.lanes.iter().any(|lane| lane.blocked.load(Ordering::Relaxed))
+        self.lanes.iter().any(|lane| lane.blocked.load(Ordering::Relaxed)) || self.is_waiting()
+    }
+
+    fn is_waiting(&self) -> bool {
+        self.lanes.iter().any(|lane| lane.waiting.load(Ordering::Relaxed))
     }
 
     /// A future drives this connection.
@@ -485,8 +531,14 @@ impl Conn {
             tracing::warn!(peer = %self.info.peer, %error, "an endpoint ended");
         }
         for lane in &self.lanes {
-            lock(&lane.tx).sender.shut();
+            {
+                let mut tx = lock(&lane.tx);
+                tx.sender.shut();
+                tx.ahead.shut();
+            }
+            lane.waiting.store(false, Ordering::Relaxed);
             lock(&lane.rx).shut();
+            lane.stalled.store(false, Ordering::Relaxed);
             if let Bell::Tcp(socket) = &lane.bell {
                 self.reactor.deregister(socket.as_fd());
                 if !orderly {
@@ -501,6 +553,8 @@ impl Conn {
             self.reactor.deregister(life.as_fd());
             let _ = life.shutdown(std::net::Shutdown::Both);
         }
+        // What devices are at, they finish; its memory stays in use until then.
+        self.copies.end();
         let mut state = self.lock();
         state.proto.fail(&error);
         let exposures = state.revoke_all();
@@ -514,7 +568,8 @@ impl Conn {
         }
     }
 
-    /// Ends an exposure. When this returns, no engine writes into its memory any more.
+    /// Ends an exposure. When this returns, no engine writes into its memory any more; except a device that takes long, for instance
+    /// because it waits for a stream of the user's, and then the memory stays in use until it has.
     pub(crate) fn revoke(&self, index: u32, name: u64) {
         let exposure = self.with(|state| if state.proto.is_exposed(name) { state.revoke(index) } else { None });
         if exposure.is_some() {
@@ -526,6 +581,11 @@ impl Conn {
                 sink.pause();
             }
             self.unlock(self.lock());
+            let begun = Instant::now();
+            while self.copies.writes_into(name) && begun.elapsed() < REVOKE_WAIT {
+                self.follow_copies();
+                std::thread::yield_now();
+            }
         }
     }
 
@@ -543,12 +603,57 @@ impl Conn {
     }
 }
 
+/// Hands frames to a sender for as long as it has room. Payloads in memory of a device, which it cannot read, take a way round, and what comes
+/// after them waits for them.
+fn fill(lane: usize, state: &mut State, tx: &mut Tx) -> Result<(), Error> {
+    let Tx { sender, ahead, .. } = tx;
+    state.counters.staged += ahead.take_staged();
+    while sender.has_room() {
+        if !ahead.is_empty() {
+            if let Some(frame) = ahead.pop()? {
+                let (head, sent) = (frame.head, frame.sent);
+                sender.push(head.as_bytes(), frame.payload(), sent);
+                continue;
+            }
+            if lane == 0 {
+                // Answers need not wait for a device.
+                if let Some(transmit) = state.proto.poll_control() {
+                    sender.push(transmit.head.as_bytes(), None, transmit.sent);
+                    continue;
+                }
+            }
+            if !ahead.has_room() {
+                break;
+            }
+        }
+        let Some(transmit) = state.proto.poll_transmit(lane) else { break };
+        let payload = payload_of(state, &transmit)?;
+        state.counters.bytes_sent += payload.as_ref().map_or(0, Chunk::len);
+        let on_device = payload.as_ref().is_some_and(|chunk| chunk.device().is_some());
+        if !ahead.is_empty() || (on_device && !sender.takes_devices()) {
+            ahead.push(transmit.head, payload, transmit.sent);
+        } else {
+            sender.push(transmit.head.as_bytes(), payload, transmit.sent);
+        }
+    }
+    Ok(())
+}
+
+fn payload_of(state: &State, transmit: &Transmit) -> Result<Option<Chunk>, Error> {
+    match transmit.payload {
+        Some((place, len)) if len > 0 => {
+            state.chunk(place, len).map(Some).ok_or_else(|| violation(&"a payload of ours has no memory"))
+        }
+        _ => Ok(None),
+    }
+}
+
 impl Source for Conn {
     fn on_ready(&self, lane: usize) {
         if lane == LIFE {
             self.on_life();
             if let (Some(&id), Some(life)) = (self.id.get(), &self.life) {
-                let _ = self.reactor.arm(life.as_fd(), id, LIFE, false);
+                let _ = self.reactor.arm(life.as_fd(), id, LIFE, true, false);
             }
             return;
         }
@@ -576,8 +681,15 @@ impl Source for Conn {
     }
 
     fn on_tick(&self, now: Instant) {
+        // A device that has failed rings for nobody.
+        self.follow_copies();
+        cuda::reap();
+        let stalled = self.lanes.iter().any(|lane| lane.stalled.load(Ordering::Relaxed));
         let (silent, linger) = {
             let mut state = self.lock();
+            if stalled {
+                state.proto.stalled();
+            }
             (state.proto.tick(now).err(), state.linger_until.is_some_and(|until| now >= until))
         };
         if let Some(silent) = silent {

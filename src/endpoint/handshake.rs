@@ -9,17 +9,19 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::oneshot;
 
 use super::GpuEndpoint;
-use super::conn::{Conn, Info, Links};
+use super::conn::{Conn, Info};
+use super::lane::Links;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::memory::MemKind;
-use crate::path::{self, Facts, PathKind};
+use crate::memory::cuda::staging::Staging;
+use crate::path::{self, Facts, Link, PathKind};
 use crate::proto::{Connection, Limits, MESSAGE_COST};
 use crate::reactor::{Reactor, lock};
 use crate::transport::inproc::{self, InprocEnd};
 use crate::transport::tcp::socket;
 use crate::wire::WireError;
-use crate::wire::frame::PAYLOAD_MAX;
+use crate::wire::frame::{PAYLOAD_MAX, SEGMENT_MAX};
 use crate::wire::handshake::{HEADER, Header, Hello, VERSION_MAX, VERSION_MIN};
 
 /// The side that connects allows a direct copy within the process.
@@ -35,6 +37,7 @@ pub(crate) struct Local {
     pub config: Arc<Config>,
     pub reactor: Arc<Reactor>,
     pub context: [u8; 16],
+    pub staging: Arc<Staging>,
 }
 
 /// Random numbers from the system.
@@ -107,7 +110,7 @@ impl Local {
             credit: config.credit,
             heartbeat_ms: millis(config.heartbeat),
             liveness_ms: millis(config.liveness),
-            capabilities: if config.policy.allows(PathKind::Inproc) { ALLOWS_INPROC } else { 0 },
+            capabilities: if path::wants_inproc(&config.policy) { ALLOWS_INPROC } else { 0 },
             ..Hello::default()
         })
     }
@@ -116,14 +119,23 @@ impl Local {
         let config = &self.config;
         let eager_max = config.eager_max.min(peer.eager_max);
         let segment = config.segment.min(peer.segment);
-        if !(4096..=PAYLOAD_MAX).contains(&segment) || eager_max > PAYLOAD_MAX {
+        if !(4096..=SEGMENT_MAX).contains(&segment) || eager_max > SEGMENT_MAX {
             return Err("the frame lengths that it wants are out of range");
         }
         if peer.credit / 2 < u64::from(eager_max) + MESSAGE_COST || peer.credit > 1 << 40 {
             return Err("the credit that it grants is out of range");
         }
         let heartbeat = config.heartbeat.min(Duration::from_millis(peer.heartbeat_ms.max(10).into()));
-        Ok(Limits { eager_max, segment, credit_out: peer.credit, credit_in: config.credit, heartbeat, liveness: config.liveness })
+        Ok(Limits {
+            eager_max,
+            segment,
+            // Within a process, what a device copies comes in one piece; see `start`.
+            frame_max: segment.max(eager_max),
+            credit_out: peer.credit,
+            credit_in: config.credit,
+            heartbeat,
+            liveness: config.liveness,
+        })
     }
 
     fn facts(&self, peer: SocketAddr, hello: &Hello, rtt: Option<Duration>, tcp: String) -> Result<Facts> {
@@ -134,6 +146,7 @@ impl Local {
             peer_allows_inproc: hello.capabilities & ALLOWS_INPROC != 0,
             rtt,
             tcp,
+            link: None,
         })
     }
 }
@@ -267,16 +280,15 @@ pub(crate) async fn accept(
     let session = random_u64()?;
     let secret = random_u64()?;
     let facts = local.facts(peer, &hello, None, String::from("-"))?;
-    let chosen = path::choose(&facts, &local.config.policy, MemKind::Host, MemKind::Host);
-    let kind = match chosen.map(|report| report.chosen()) {
-        Ok(Some(kind)) => kind,
-        other => {
-            let reason = other.err().map_or_else(|| "no path".to_owned(), |error| error.to_string());
+    let link = match path::link(&facts, &local.config.policy) {
+        Ok(link) => link,
+        Err(error) => {
+            let reason = error.to_string();
             let _ = write_hello(&mut stream, &Hello::refusal(&reason)).await;
             return Err(refuse(reason));
         }
     };
-    let inproc = (kind == PathKind::Inproc).then(inproc::pair);
+    let inproc = (link == Link::Inproc).then(inproc::pair);
     let lanes = if inproc.is_some() { 1 } else { hello.lanes.clamp(1, LANES_MAX.min(local.config.lanes.max(1).into())) };
     let (sender, mut joined) = tokio::sync::mpsc::channel(usize::from(LANES_MAX));
     if lanes > 1 {
@@ -346,7 +358,7 @@ fn start(
     streams: Vec<tokio::net::TcpStream>,
     hello: &Hello,
     session: u64,
-    limits: Limits,
+    mut limits: Limits,
     rtt: Option<Duration>,
     inproc: Option<InprocEnd>,
 ) -> Result<GpuEndpoint> {
@@ -369,10 +381,16 @@ fn start(
     facts.tcp += if zero_copy { ", long payloads without a copy at the sender" } else { "" };
     facts.tcp = format!("{lanes} lane{}, congestion control {}", if lanes == 1 { "" } else { "s" }, facts.tcp);
     facts.peer_allows_inproc &= inproc.is_some() || !facts.same_process;
-    let report = path::choose(&facts, &local.config.policy, MemKind::Host, MemKind::Host)?;
-    let kind = if inproc.is_some() { PathKind::Inproc } else { report.chosen().unwrap_or(PathKind::Tcp) };
-    let reason = report.candidates().iter().find(|c| c.kind == kind).map(|c| c.reason.to_string()).unwrap_or_default();
-    tracing::info!(%peer, path = %kind, %reason, rejected = %report.rejected(), "path chosen");
+    let link = if inproc.is_some() { Link::Inproc } else { Link::Tcp };
+    if link == Link::Tcp {
+        // A path that only this side refuses.
+        path::link(&Facts { peer_allows_inproc: false, ..facts.clone() }, &local.config.policy)?;
+    } else {
+        limits.frame_max = PAYLOAD_MAX;
+    }
+    facts.link = Some(link);
+    let (kind, reason, rejected) = of_host(&facts, local, link);
+    tracing::info!(%peer, path = %kind, %reason, %rejected, "path chosen");
     let links = match (inproc, sockets.pop()) {
         (Some(end), Some(life)) => Links::Inproc { end, life },
         (None, Some(last)) => {
@@ -388,10 +406,27 @@ fn start(
         acceptor,
         facts,
         policy: local.config.policy,
+        link,
         kind,
         reason,
         linger: local.config.linger,
     };
     let proto = Connection::new(limits, Instant::now());
-    Ok(GpuEndpoint::new(Conn::start(info, proto, links, &local.reactor)?))
+    Ok(GpuEndpoint::new(Conn::start(info, proto, links, &local.reactor, &local.staging)?))
+}
+
+/// The path that host memory takes, why, and why not another. Where a policy leaves host memory none, as it may, that of a GPU's.
+fn of_host(facts: &Facts, local: &Local, link: Link) -> (PathKind, String, String) {
+    let policy = &local.config.policy;
+    match path::choose(facts, policy, MemKind::Host, MemKind::Host) {
+        Ok(report) => {
+            let chosen = report.candidates().iter().find(|c| Some(c.kind) == report.chosen());
+            let kind = chosen.map_or(PathKind::Tcp, |c| c.kind);
+            (kind, chosen.map(|c| c.reason.to_string()).unwrap_or_default(), report.rejected())
+        }
+        Err(error) => {
+            let kind = path::kind_of(link, MemKind::Cuda(0), if link == Link::Inproc { MemKind::Cuda(1) } else { MemKind::Host });
+            (kind, "only memory of GPUs may be used, by the path policy".to_owned(), error.to_string())
+        }
+    }
 }

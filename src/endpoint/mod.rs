@@ -1,15 +1,19 @@
 //! Endpoints: the public face of a connection.
 
 pub(crate) mod adapters;
+mod ahead;
 pub(crate) mod conn;
+pub(crate) mod copies;
 pub(crate) mod events;
 pub(crate) mod futures;
 pub(crate) mod handshake;
+mod lane;
 pub(crate) mod listener;
 pub(crate) mod message;
 pub(crate) mod offer;
 pub(crate) mod operation;
 pub(crate) mod remote;
+pub(crate) mod route;
 mod sink;
 pub(crate) mod state;
 
@@ -185,12 +189,14 @@ impl GpuEndpoint {
         let chunk = memory.expose(access.changes())?;
         let token = handshake::random_u64()?;
         let conn = self.conn();
-        let len = chunk.len();
+        let (len, kind) = (chunk.len(), chunk.kind());
         let (index, exposure) = conn.with(|state| {
             if let Some(error) = state.ended.clone().or_else(|| state.proto.refusal()) {
                 return Err(error);
             }
-            let (index, name) = state.proto.expose(len, access.rights(), token);
+            let limits = *state.proto.limits();
+            let segment = conn.route_of(&limits, kind)?.shape.segment;
+            let (index, name) = state.proto.expose(len, access.rights(), token, segment);
             state.expose(index, chunk);
             Ok((index, name))
         })?;
@@ -217,7 +223,9 @@ impl GpuEndpoint {
         let range = remote.range(self.conn(), Access::WRITE)?;
         let lease = source.read_lease()?;
         same_length(lease.chunk().len(), range.len)?;
-        Ok(Request::Work { held: Held::Read(lease), work: Work::Write { parts: Parts::One(range), notify: None } })
+        let work = Work::Write { parts: Parts::One(range), notify: None };
+        let between = (lease.chunk().kind(), remote.mem());
+        Ok(Request::Work { held: Held::Read(lease), work, between })
     }
 
     /// Writes many pieces with one completion, and with [`notify`](WriteRemote::notify) one notification, after the last byte of the last
@@ -227,10 +235,17 @@ impl GpuEndpoint {
             let pieces = pieces.into_iter();
             let mut leases = Vec::with_capacity(pieces.size_hint().0);
             let mut ranges = Vec::with_capacity(pieces.size_hint().0);
+            // The receipt names the worst path that a piece takes.
+            let (mut worst, mut between) = (None, (MemKind::Host, MemKind::Host));
             for (source, remote) in pieces {
                 let range = remote.range(self.conn(), Access::WRITE)?;
                 let lease = source.read_lease()?;
                 same_length(lease.chunk().len(), range.len)?;
+                let pair = (lease.chunk().kind(), remote.mem());
+                let kind = Some(self.conn().allowed(pair.0, pair.1)?);
+                if kind > worst {
+                    (worst, between) = (kind, pair);
+                }
                 leases.push(lease);
                 ranges.push(range);
             }
@@ -241,7 +256,7 @@ impl GpuEndpoint {
                 return Err(Error::invalid("the pieces are longer than 2^64 bytes together"));
             }
             let work = Work::Write { parts: Parts::Many(ranges.into()), notify: None };
-            Ok(Request::Work { held: Held::Many(leases.into()), work })
+            Ok(Request::Work { held: Held::Many(leases.into()), work, between })
         };
         WriteRemote::new(self.operation(request()))
     }
@@ -252,7 +267,9 @@ impl GpuEndpoint {
             let range = remote.range(self.conn(), Access::READ)?;
             let lease = dest.write_lease()?;
             same_length(lease.chunk().len(), range.len)?;
-            Ok(Request::Work { held: Held::Write(lease), work: Work::Read { remote: range } })
+            let work = Work::Read { remote: range };
+            let between = (lease.chunk().kind(), remote.mem());
+            Ok(Request::Work { held: Held::Write(lease), work, between })
         };
         ReadRemote::new(self.operation(request()))
     }
@@ -271,7 +288,9 @@ impl GpuEndpoint {
 
     fn atomic(&self, word: &RemoteWord, swap: bool, operand: u64, compare: u64) -> Result<Request> {
         let remote = word.buf.range(self.conn(), Access::ATOMIC)?;
-        Ok(Request::Work { held: Held::None, work: Work::Atomic { remote, swap, operand, compare } })
+        let work = Work::Atomic { remote, swap, operand, compare };
+        // Only the operand travels, and the former value.
+        Ok(Request::Work { held: Held::None, work, between: (word.buf.mem(), word.buf.mem()) })
     }
 
     /// Waits for `n` notifications with this tag from the peer's writes, and takes them.
@@ -305,7 +324,7 @@ impl GpuEndpoint {
         Stats {
             bytes_sent: counters.bytes_sent,
             bytes_received: counters.bytes_received,
-            staged_bytes: 0,
+            staged_bytes: counters.staged,
             messages_sent: counters.messages_sent,
             messages_received,
             writes: counters.writes,

@@ -6,10 +6,11 @@ use std::task::{Context as Task, Poll};
 use std::time::{Duration, Instant};
 
 use super::conn::Conn;
+use super::route::Route;
 use super::state::{Held, State};
 use super::{Handle, Receipt};
 use crate::error::Error;
-use crate::memory::{BufKey, WriteLease};
+use crate::memory::{BufKey, MemKind, WriteLease};
 use crate::proto::initiator::Work;
 use crate::proto::{Detached, OpId, Outcome};
 use crate::reactor::spin::{Learnt, Spin, Spinner, Step};
@@ -42,6 +43,8 @@ pub(crate) enum Request {
     Work {
         held: Held,
         work: Work,
+        /// Where the memory is, here and at the peer.
+        between: (MemKind, MemKind),
     },
     Note {
         tag: u64,
@@ -76,6 +79,8 @@ enum Stage {
 pub(crate) struct Finished {
     pub outcome: Outcome,
     pub elapsed: Duration,
+    route: Route,
+    staged: u64,
 }
 
 pub(crate) struct Operation {
@@ -121,7 +126,7 @@ impl Operation {
         match std::mem::replace(&mut self.stage, Stage::Over) {
             Stage::Request(request) => {
                 let handle = Arc::clone(&self.handle);
-                match handle.conn.with(|state| post(state, request)) {
+                match handle.conn.with(|state| post(&handle.conn, state, request)) {
                     Ok((op, kind)) => self.stage = Stage::Posted(op, kind),
                     Err(error) => return Poll::Ready(Err(error)),
                 }
@@ -158,7 +163,7 @@ impl Operation {
         let policy = conn.reactor.spin;
         let mut spinner: Option<Spinner> = None;
         let last = loop {
-            if policy != Spin::Thread {
+            if policy != Spin::Thread || conn.has_copies() {
                 let moved = conn.receive();
                 // What has come is looked at before anything is sent, which it may make superfluous, and may end by itself.
                 if moved.received || started.is_none() {
@@ -193,6 +198,8 @@ impl Operation {
             conn.unlock(state);
             return Poll::Ready(end);
         }
+        // After the end nobody is woken for work of a device that goes on.
+        let last = if state.ended.is_some() && conn.has_copies() { Step::Yield } else { last };
         state.wait(op, cx.waker());
         self.set_spinning(&mut state, last == Step::Yield);
         conn.unlock(state);
@@ -228,11 +235,10 @@ impl Operation {
     }
 
     fn take(&mut self, op: OpId, state: &mut State) -> Option<Result<Finished, Error>> {
-        let slot = state.ops.get_mut(op.0);
-        let (result, started) = match slot {
-            Some(slot) => (slot.result.take()?, slot.started),
+        let (result, started, route, staged) = match state.ops.get_mut(op.0) {
+            Some(slot) => (slot.result.take()?, slot.started, slot.route, slot.staged),
             // It was posted, so it is there until it is taken.
-            None => (Err(Error::Closed), Instant::now()),
+            None => return Some(Err(Error::Closed)),
         };
         let elapsed = started.elapsed();
         if self.polled {
@@ -241,7 +247,7 @@ impl Operation {
         state.bury(op);
         self.set_spinning(state, false);
         self.conn().pass_on(state);
-        Some(result.map(|outcome| Finished { outcome, elapsed }))
+        Some(result.map(|outcome| Finished { outcome, elapsed, route, staged }))
     }
 
     fn set_spinning(&mut self, state: &mut State, spinning: bool) {
@@ -304,14 +310,9 @@ impl Operation {
     }
 
     pub(crate) fn receipt(&self, finished: &Finished) -> Receipt {
-        Receipt {
-            path: self.conn().info.kind,
-            bytes: finished.outcome.bytes,
-            staged_bytes: 0,
-            elapsed: finished.elapsed,
-            nic: None,
-            gpu: None,
-        }
+        let Finished { outcome, elapsed, route, staged } = *finished;
+        let staged_bytes = if route.staged { outcome.bytes } else { staged.min(outcome.bytes) };
+        Receipt { path: route.kind, bytes: outcome.bytes, staged_bytes, elapsed, nic: None, gpu: route.gpu }
     }
 }
 
@@ -332,21 +333,24 @@ impl Drop for Operation {
 }
 
 /// Hands the request to the protocol.
-fn post(state: &mut State, request: Request) -> Result<(OpId, Kind), Error> {
+fn post(conn: &Conn, state: &mut State, request: Request) -> Result<(OpId, Kind), Error> {
     let refusal = state.ended.clone().or_else(|| state.proto.refusal());
     let open = move || refusal.map_or(Ok(()), Err);
+    let limits = *state.proto.limits();
     Ok(match request {
         Request::Send { held, len, tag } => {
             open()?;
-            let op = state.insert(held);
-            state.proto.send(op, tag, len);
+            let route = conn.route_of(&limits, held.kind())?;
+            let op = state.insert(held, route);
+            state.proto.send(op, tag, len, route.shape);
             state.counters.messages_sent += 1;
             (op, Kind::Detachable)
         }
         // Messages that have arrived can be received after the end, too; the protocol knows.
         Request::Recv { lease, tag } => {
             let capacity = lease.chunk().len();
-            let op = state.insert(Held::Write(lease));
+            let route = conn.route_of(&limits, lease.chunk().kind())?;
+            let op = state.insert(Held::Write(lease), route);
             state.proto.recv(op, tag, capacity);
             (op, Kind::Recv)
         }
@@ -362,30 +366,32 @@ fn post(state: &mut State, request: Request) -> Result<(OpId, Kind), Error> {
             (op, Kind::Recv)
         }
         Request::Claim => {
-            let op = state.insert(Held::None);
+            let op = state.insert(Held::None, conn.no_route(&limits));
             state.proto.claim(op);
             (op, Kind::Claim)
         }
         Request::Claimed { lease, seq } => {
             let capacity = lease.chunk().len();
-            let op = state.insert(Held::Write(lease));
+            let route = conn.route_of(&limits, lease.chunk().kind()).inspect_err(|_| state.proto.unclaim(seq))?;
+            let op = state.insert(Held::Write(lease), route);
             state.proto.take_claimed(op, seq, capacity);
             (op, Kind::Recv)
         }
-        Request::Work { held, work } => {
+        Request::Work { held, work, between } => {
             open()?;
+            let route = conn.route(&limits, between.0, between.1)?;
             let counter = match &work {
                 Work::Write { .. } => &mut state.counters.writes,
                 Work::Read { .. } => &mut state.counters.reads,
                 Work::Atomic { .. } => &mut state.counters.atomics,
             };
             *counter += 1;
-            let op = state.insert(held);
-            state.proto.start(op, work);
+            let op = state.insert(held, route);
+            state.proto.start(op, work, route.shape.segment);
             (op, Kind::Detachable)
         }
         Request::Note { tag, n } => {
-            let op = state.insert(Held::None);
+            let op = state.insert(Held::None, conn.no_route(&limits));
             state.proto.wait_note(op, tag, n);
             // Notifications that have arrived can be taken after the end; no more will come.
             state.settle();
@@ -400,7 +406,7 @@ fn post(state: &mut State, request: Request) -> Result<(OpId, Kind), Error> {
         }
         Request::Flush => {
             open()?;
-            let op = state.insert(Held::None);
+            let op = state.insert(Held::None, conn.no_route(&limits));
             state.proto.flush(op);
             (op, Kind::Detachable)
         }

@@ -1,11 +1,16 @@
 //! What a connection's lock protects: the protocol, the operations, the exposed memory.
 
+use std::sync::Arc;
 use std::task::Waker;
 use std::time::Instant;
 
+use super::copies::{Job, Then};
+use super::route::Route;
 use crate::error::Error;
-use crate::memory::{Chunk, ReadLease, WriteLease};
-use crate::proto::{Connection, Event, OpId, Outcome, Place};
+use crate::memory::cuda::Transfer;
+use crate::memory::cuda::staging::Staging;
+use crate::memory::{Chunk, HostRegion, MemKind, ReadLease, Region, WriteLease};
+use crate::proto::{BufId, Connection, Event, OpId, Outcome, Place, Violation};
 use crate::reactor::slab::{Slab, Waiters};
 use crate::reactor::spin::Learnt;
 use crate::wire::frame::Status;
@@ -28,6 +33,11 @@ impl Held {
             Held::Many(leases) => leases.get(part as usize).map(ReadLease::chunk),
         }
     }
+
+    /// Where its first piece is.
+    pub(crate) fn kind(&self) -> MemKind {
+        self.chunk(0).map_or(MemKind::Host, Chunk::kind)
+    }
 }
 
 /// An operation in flight, or over and not yet seen by its future.
@@ -39,6 +49,9 @@ pub(crate) struct Op {
     /// Its future is gone.
     pub detached: bool,
     pub started: Instant,
+    pub route: Route,
+    /// Bytes of it that were seen to pass through pinned memory here.
+    pub staged: u64,
 }
 
 /// What is dropped outside of the lock, since the drop may run code of the user's.
@@ -58,6 +71,7 @@ pub(crate) struct Counters {
     pub writes: u64,
     pub reads: u64,
     pub atomics: u64,
+    pub staged: u64,
 }
 
 pub(crate) struct State {
@@ -80,10 +94,13 @@ pub(crate) struct State {
     pub learnt: Learnt,
     /// Who waits for the end.
     pub mourners: Waiters,
+    /// Work for devices, which is taken over when the lock is given up.
+    pub jobs: Vec<Job>,
+    staging: Arc<Staging>,
 }
 
 impl State {
-    pub(crate) fn new(proto: Connection) -> Self {
+    pub(crate) fn new(proto: Connection, staging: Arc<Staging>) -> Self {
         State {
             proto,
             ops: Slab::default(),
@@ -97,6 +114,8 @@ impl State {
             trash: Vec::new(),
             learnt: Learnt::default(),
             mourners: Waiters::default(),
+            jobs: Vec::new(),
+            staging,
         }
     }
 
@@ -105,8 +124,8 @@ impl State {
         !self.wakers.is_empty() || !self.trash.is_empty()
     }
 
-    pub(crate) fn insert(&mut self, held: Held) -> OpId {
-        let op = Op { held, waker: None, result: None, detached: false, started: Instant::now() };
+    pub(crate) fn insert(&mut self, held: Held, route: Route) -> OpId {
+        let op = Op { held, waker: None, result: None, detached: false, started: Instant::now(), route, staged: 0 };
         OpId(self.ops.insert(op))
     }
 
@@ -149,21 +168,15 @@ impl State {
         while let Some(event) = self.proto.poll_event() {
             match event {
                 Event::Done { op, result } => self.finish(op, result),
-                Event::CopyBuffer { op, buf, outcome } => {
-                    let copied = match self.ops.get(op.0).and_then(|o| o.held.chunk(0)) {
-                        Some(to) => to.write_from(0, self.proto.buffer(buf).get(..outcome.bytes as usize).unwrap_or(&[])),
-                        None => Err(Error::Cancelled),
-                    };
-                    self.proto.release(buf);
-                    self.finish(op, copied.map(|()| outcome));
-                }
-                Event::CopyOp { from, to, outcome } => {
-                    let copied = self.copy_op(from, to, outcome.bytes);
-                    self.bury(from);
-                    self.finish(to, copied.map(|()| outcome));
-                }
+                Event::CopyBuffer { op, buf, bytes } => self.copy_buffer(op, buf, bytes),
+                Event::CopyOp { from, to, bytes } => self.copy_op(from, to, bytes),
                 Event::Forget { op } => self.bury(op),
                 Event::Atomic { seq, exposure, offset, swap, operand, compare } => {
+                    let chunk = self.chunk(Place::Exposed { exposure, offset }, 8);
+                    if let Some(word) = chunk.filter(|chunk| chunk.device().is_some()) {
+                        self.jobs.push(Job::atomic(word, operand, swap.then_some(compare), seq));
+                        continue;
+                    }
                     let result = self.atomic(exposure, offset, swap, operand, compare);
                     // A violation cannot come of our own answer; what it may release is settled by this loop.
                     let _ = self.proto.atomic_done(seq, result);
@@ -173,11 +186,71 @@ impl State {
         }
     }
 
-    fn copy_op(&self, from: OpId, to: OpId, bytes: u64) -> Result<(), Error> {
-        let chunk = |op: OpId| self.ops.get(op.0)?.held.chunk(0)?.sub(0, bytes);
-        match (chunk(from), chunk(to)) {
-            (Some(from), Some(to)) => from.copy_to(&to),
+    /// The memory of an operation, cut to the length of a message.
+    fn memory(&self, op: OpId, bytes: u64) -> Option<Chunk> {
+        self.ops.get(op.0)?.held.chunk(0)?.sub(0, bytes)
+    }
+
+    fn copy_buffer(&mut self, op: OpId, buf: BufId, bytes: u64) {
+        match self.memory(op, bytes) {
+            Some(to) if to.device().is_some() && bytes > 0 => {
+                let mut message = self.proto.detach_buffer(buf);
+                message.truncate(bytes as usize);
+                let from = Chunk::whole(Arc::new(Region::Host(HostRegion::of_vec(message))));
+                self.copy_by_device(from, to, op, None);
+            }
+            Some(to) => {
+                let copied = to.write_from(0, self.proto.buffer(buf).get(..bytes as usize).unwrap_or(&[]));
+                self.proto.release(buf);
+                self.proto.copied(op, copied);
+            }
+            None => {
+                self.proto.release(buf);
+                self.proto.copied(op, Err(Error::Cancelled));
+            }
+        }
+    }
+
+    fn copy_op(&mut self, from: OpId, to: OpId, bytes: u64) {
+        let copied = match (self.memory(from, bytes), self.memory(to, bytes)) {
+            (Some(source), Some(target)) if bytes > 0 && source.device().or(target.device()).is_some() => {
+                return self.copy_by_device(source, target, to, Some(from));
+            }
+            (Some(source), Some(target)) => source.copy_to(&target),
             _ => Err(Error::Cancelled),
+        };
+        self.bury(from);
+        self.proto.copied(to, copied);
+    }
+
+    fn copy_by_device(&mut self, source: Chunk, target: Chunk, op: OpId, from: Option<OpId>) {
+        let transfer = Transfer::new(source, target, Some(Arc::clone(&self.staging)));
+        self.jobs.push(Job::transfer(transfer, Then::Copied { op, from, staged: 0, result: Ok(()) }));
+    }
+
+    /// Carries out what follows work of a device that is over.
+    pub(crate) fn follow(&mut self, then: Then) -> Result<(), Violation> {
+        match then {
+            Then::Landed { token, read, op, staged } => {
+                self.count_staged(op, staged);
+                // Before the sender can hear of it.
+                read.iter().for_each(|read| read.marks.set(read.index));
+                self.proto.landed(token)?;
+            }
+            Then::Copied { op, from, staged, result } => {
+                self.count_staged(Some(op), staged);
+                from.into_iter().for_each(|from| self.bury(from));
+                self.proto.copied(op, result);
+            }
+            Then::Atomic { seq, result } => self.proto.atomic_done(seq, result)?,
+        }
+        Ok(())
+    }
+
+    fn count_staged(&mut self, op: Option<OpId>, bytes: u64) {
+        self.counters.staged += bytes;
+        if let Some(slot) = op.and_then(|op| self.ops.get_mut(op.0)) {
+            slot.staged += bytes;
         }
     }
 

@@ -114,10 +114,6 @@ impl BorrowGuard {
         state.try_begin(what)?;
         Ok(BorrowGuard { state: Arc::clone(state), what })
     }
-
-    pub(crate) fn state(&self) -> &Arc<BorrowState> {
-        &self.state
-    }
 }
 
 impl Drop for BorrowGuard {
@@ -125,9 +121,6 @@ impl Drop for BorrowGuard {
         self.state.end(self.what);
     }
 }
-
-/// Shared by an exposure and the engines that serve from it.
-pub(crate) type ExposeGuard = std::sync::Arc<BorrowGuard>;
 
 /// Whether nothing uses the buffer.
 #[cfg(test)]

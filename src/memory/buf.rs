@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use super::borrow::{BorrowGuard, BorrowState, Use};
 use super::chunk::read_only;
+use super::cuda::StreamOrder;
 use super::lease::View;
 use super::map::{MapGuard, MapMutGuard, OwnedMap};
-use super::{MemKind, Region};
+use super::{Chunk, MemKind, Region};
 use crate::error::{Error, Result};
 
 /// The unique handle to a range of memory that operations can use.
@@ -108,6 +109,19 @@ impl GpuBuf {
         View { region: Arc::clone(region), state: Arc::clone(state), start: *start, size: *size, offset, len }
     }
 
+    #[cfg(feature = "cudarc")]
+    pub(super) fn device(&self) -> Option<&'static super::cuda::Device> {
+        match &*self.region {
+            Region::Host(_) => None,
+            Region::Cuda(region) => Some(region.device()),
+        }
+    }
+
+    #[cfg(feature = "cudarc")]
+    pub(super) fn borrow(&self, what: Use) -> Result<BorrowGuard> {
+        BorrowGuard::new(&self.state, what)
+    }
+
     /// Length in bytes.
     #[must_use]
     pub fn len(&self) -> u64 {
@@ -123,7 +137,7 @@ impl GpuBuf {
     /// Where the memory is.
     #[must_use]
     pub fn mem(&self) -> MemKind {
-        MemKind::Host
+        self.region.kind()
     }
 
     /// A range of it, in bytes, to send or write from.
@@ -169,13 +183,23 @@ impl GpuBuf {
         Ok(rest)
     }
 
+    fn mappable(&self) -> Result<Chunk> {
+        let chunk = self.whole_view().chunk()?;
+        match chunk.kind() {
+            MemKind::Host => Ok(chunk),
+            kind => Err(Error::Unsupported {
+                what: format!("{kind}: the bytes of a GPU are no Rust slice; use copy_to_slice and copy_from_slice").into(),
+            }),
+        }
+    }
+
     /// The bytes, for reading.
     ///
     /// # Errors
     ///
-    /// [`Error::Busy`]; see [`GpuBuf`].
+    /// [`Error::Busy`]; see [`GpuBuf`]. [`Error::Unsupported`] for memory of a GPU.
     pub fn map(&self) -> Result<MapGuard> {
-        let chunk = self.whole_view().chunk()?;
+        let chunk = self.mappable()?;
         Ok(MapGuard { chunk, _guard: BorrowGuard::new(&self.state, Use::Map)? })
     }
 
@@ -183,9 +207,9 @@ impl GpuBuf {
     ///
     /// # Errors
     ///
-    /// [`Error::Busy`]; see [`GpuBuf`]. [`Error::InvalidArgument`] for memory that is read-only.
+    /// [`Error::Busy`]; see [`GpuBuf`]. [`Error::InvalidArgument`] for memory that is read-only, [`Error::Unsupported`] for that of a GPU.
     pub fn map_mut(&mut self) -> Result<MapMutGuard> {
-        let chunk = self.whole_view().chunk()?;
+        let chunk = self.mappable()?;
         if !chunk.is_writable() {
             return Err(read_only());
         }
@@ -196,28 +220,73 @@ impl GpuBuf {
     ///
     /// # Errors
     ///
-    /// [`Error::Busy`] if something writes it, or it is exposed for writing.
+    /// [`Error::Busy`] if something writes it, or it is exposed for writing. [`Error::Unsupported`] for memory of a GPU.
     pub fn into_owner(self) -> Result<OwnedMap> {
-        let chunk = self.whole_view().chunk()?;
+        let chunk = self.mappable()?;
         Ok(OwnedMap { chunk, _guard: BorrowGuard::new(&self.state, Use::Map)? })
     }
 
-    /// Copies `from` to byte `offset` and on. Works for any memory, also while it is exposed.
+    /// Orders the buffer behind a stream: every operation on it from now on waits, on the device, for what the stream has been given so
+    /// far, or for the event. Call it after launching a kernel that writes the buffer, before [`send`](crate::GpuEndpoint::send); or after
+    /// one that reads it, before it is received into. Several streams add up. A buffer that is dropped is freed behind them.
+    ///
+    /// `order` is a `CudaStream` or `CudaEvent` of cudarc (feature `cudarc`), or a [`RawStream`].
     ///
     /// # Errors
     ///
-    /// [`Error::OutOfBounds`]; [`Error::Busy`] while an operation of this side uses the buffer.
+    /// [`Error::Cuda`]; [`Error::InvalidArgument`] for memory of the host, which no stream produces.
+    pub fn ready_after(&self, order: impl StreamOrder) -> Result<()> {
+        let Region::Cuda(region) = &*self.region else {
+            return Err(Error::invalid("the memory of the host is ordered with no stream"));
+        };
+        if self.len > 0 {
+            region.order().add(self.start, self.len, order.event(region.device())?);
+        }
+        Ok(())
+    }
+
+    /// Makes a stream wait, on the device, for the work that [`ready_after`](Self::ready_after) named and that is not over: what was said of
+    /// one stream is passed on to another. What an operation of an endpoint wrote needs no such call: its future ends when the bytes are
+    /// there, so whatever is launched after it sees them.
+    ///
+    /// # Errors
+    ///
+    /// As for [`ready_after`](Self::ready_after).
+    pub fn make_wait(&self, stream: impl StreamOrder) -> Result<()> {
+        let Region::Cuda(region) = &*self.region else {
+            return Err(Error::invalid("the memory of the host is ordered with no stream"));
+        };
+        region.before(self.start, self.len).iter().try_for_each(|event| stream.wait_for(region.device(), event))
+    }
+
+    /// The address of the first byte on its device, for kernels; `None` for memory of the host. Valid while the buffer lives. What is
+    /// launched with it is not seen by the crate: say [`ready_after`](Self::ready_after).
+    #[must_use]
+    pub fn device_ptr(&self) -> Option<u64> {
+        match &*self.region {
+            Region::Host(_) => None,
+            Region::Cuda(region) => Some(region.at(self.start)),
+        }
+    }
+
+    /// Copies `from` to byte `offset` and on. Works for any memory, also while it is exposed. With memory of a GPU the call waits for
+    /// the copy, and for the streams named with [`ready_after`](Self::ready_after).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutOfBounds`]; [`Error::Busy`] while an operation of this side uses the buffer; [`Error::Cuda`].
     pub fn copy_from_slice(&self, offset: u64, from: &[u8]) -> Result<()> {
         let chunk = self.view(offset, from.len() as u64).chunk()?;
         let _guard = BorrowGuard::new(&self.state, Use::CopyIn)?;
         chunk.write_from(0, from)
     }
 
-    /// Copies from byte `offset` and on to `to`. Works for any memory, also while it is exposed.
+    /// Copies from byte `offset` and on to `to`. Works for any memory, also while it is exposed. With memory of a GPU the call waits, as
+    /// for [`copy_from_slice`](Self::copy_from_slice).
     ///
     /// # Errors
     ///
-    /// [`Error::OutOfBounds`]; [`Error::Busy`] while an operation of this side writes the buffer.
+    /// [`Error::OutOfBounds`]; [`Error::Busy`] while an operation of this side writes the buffer; [`Error::Cuda`].
     pub fn copy_to_slice(&self, offset: u64, to: &mut [u8]) -> Result<()> {
         let chunk = self.view(offset, to.len() as u64).chunk()?;
         let _guard = BorrowGuard::new(&self.state, Use::Read)?;

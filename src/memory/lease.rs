@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use super::borrow::{BorrowGuard, BorrowState, ExposeGuard, Use};
+use super::borrow::{BorrowGuard, BorrowState, Use};
 use super::chunk::read_only;
-use super::{Chunk, GpuBuf, GpuSlice, GpuSliceMut, MemKind, Region};
+use super::{Chunk, GpuBuf, GpuSlice, GpuSliceMut, HostRegion, MemKind, Region};
 use crate::error::{Error, Result};
 
 /// Memory that an operation reads, and its share of the buffer.
 #[derive(Debug)]
 pub struct ReadLease {
     chunk: Chunk,
-    /// `None` for memory that nobody else can write.
+    /// `None` for memory that nobody else can write, and where the chunk has it.
     _guard: Option<BorrowGuard>,
 }
 
@@ -19,7 +19,8 @@ pub struct ReadLease {
 #[derive(Debug)]
 pub struct WriteLease {
     chunk: Chunk,
-    guard: BorrowGuard,
+    state: Arc<BorrowState>,
+    _guard: Option<BorrowGuard>,
 }
 
 /// Tells whether two operations use the very same range of the very same buffer.
@@ -43,8 +44,7 @@ impl ReadLease {
 
     /// Memory that is read-only for good.
     pub(crate) fn of_bytes(bytes: bytes::Bytes) -> Self {
-        use super::HostMemory;
-        ReadLease { chunk: Chunk::whole(Arc::new(bytes.into_region())), _guard: None }
+        ReadLease { chunk: Chunk::whole(Arc::new(Region::Host(HostRegion::of_bytes(bytes)))), _guard: None }
     }
 }
 
@@ -54,8 +54,13 @@ impl WriteLease {
     }
 
     pub(crate) fn key(&self) -> BufKey {
-        key(self.guard.state(), self.chunk.offset(), self.chunk.len())
+        key(&self.state, self.chunk.offset(), self.chunk.len())
     }
+}
+
+/// Device memory may still be copied when its operation is over, at the end of an endpoint; so its share goes with the chunk.
+fn hold(chunk: Chunk, guard: BorrowGuard) -> (Chunk, Option<BorrowGuard>) {
+    if chunk.device().is_some() { (chunk.held_by(Arc::new(guard)), None) } else { (chunk, Some(guard)) }
 }
 
 fn key(state: &Arc<BorrowState>, offset: u64, len: u64) -> BufKey {
@@ -82,25 +87,34 @@ impl View {
         chunk.ok_or(Error::OutOfBounds { offset, len, size })
     }
 
+    /// The chunk, of memory that is still there.
+    fn live_chunk(&self) -> Result<Chunk> {
+        let chunk = self.chunk()?;
+        self.region.verify()?;
+        Ok(chunk)
+    }
+
     fn read_lease(&self) -> Result<ReadLease> {
-        Ok(ReadLease { chunk: self.chunk()?, _guard: Some(BorrowGuard::new(&self.state, Use::Read)?) })
+        let (chunk, guard) = hold(self.live_chunk()?, BorrowGuard::new(&self.state, Use::Read)?);
+        Ok(ReadLease { chunk, _guard: guard })
     }
 
     fn write_lease(&self) -> Result<WriteLease> {
-        let chunk = self.chunk()?;
+        let chunk = self.live_chunk()?;
         if !chunk.is_writable() {
             return Err(read_only());
         }
-        Ok(WriteLease { chunk, guard: BorrowGuard::new(&self.state, Use::Write)? })
+        let (chunk, guard) = hold(chunk, BorrowGuard::new(&self.state, Use::Write)?);
+        Ok(WriteLease { chunk, state: Arc::clone(&self.state), _guard: guard })
     }
 
     fn expose(&self, write: bool) -> Result<Chunk> {
-        let chunk = self.chunk()?;
+        let chunk = self.live_chunk()?;
         if write && !chunk.is_writable() {
             return Err(read_only());
         }
         let guard = BorrowGuard::new(&self.state, if write { Use::ExposeWrite } else { Use::ExposeRead })?;
-        Ok(chunk.held_by(ExposeGuard::new(guard)))
+        Ok(chunk.held_by(Arc::new(guard)))
     }
 
     fn key(&self) -> BufKey {
@@ -146,7 +160,7 @@ viewed! {
 pub trait Memory: Viewed {
     /// Where the memory is.
     fn memory_kind(&self) -> MemKind {
-        MemKind::Host
+        self.view().region.kind()
     }
 }
 

@@ -6,6 +6,16 @@ use std::time::Duration;
 use super::{Candidate, Cost, PathKind, PathPolicy, PathReport, Verdict};
 use crate::error::{Error, Result};
 use crate::memory::MemKind;
+use crate::memory::cuda;
+use crate::memory::cuda::staging::Staging;
+
+/// What carries the frames of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Link {
+    /// A queue within the process.
+    Inproc,
+    Tcp,
+}
 
 /// What is known of the two sides of a connection.
 #[derive(Debug, Clone)]
@@ -19,14 +29,56 @@ pub(crate) struct Facts {
     pub rtt: Option<Duration>,
     /// How the TCP connection is set up.
     pub tcp: String,
+    /// What was agreed on, once it was.
+    pub link: Option<Link>,
+}
+
+/// Whether a side with this policy wants its frames to stay within the process where they can.
+pub(crate) fn wants_inproc(policy: &PathPolicy) -> bool {
+    let tcp = policy.allows(PathKind::Tcp) || policy.allows(PathKind::TcpStaged);
+    policy.allows(PathKind::Inproc) || (policy.allows(PathKind::InprocPeer) && !tcp)
+}
+
+/// What is to carry the frames.
+pub(crate) fn link(facts: &Facts, policy: &PathPolicy) -> Result<Link> {
+    if facts.same_process && facts.peer_allows_inproc && wants_inproc(policy) {
+        return Ok(Link::Inproc);
+    }
+    if policy.allows(PathKind::Tcp) || policy.allows(PathKind::TcpStaged) {
+        return Ok(Link::Tcp);
+    }
+    let rejected = judge_all(facts, policy, MemKind::Host, MemKind::Host).rejected();
+    Err(Error::NoPath { rejected })
+}
+
+/// The path between two memories over a link, if nothing forbids it.
+pub(crate) fn kind_of(link: Link, local: MemKind, remote: MemKind) -> PathKind {
+    match (link, local, remote) {
+        (Link::Inproc, MemKind::Cuda(a), MemKind::Cuda(b)) if a != b => PathKind::InprocPeer,
+        (Link::Inproc, ..) => PathKind::Inproc,
+        (Link::Tcp, MemKind::Host, MemKind::Host) => PathKind::Tcp,
+        (Link::Tcp, ..) => PathKind::TcpStaged,
+    }
 }
 
 /// Judges all candidates for a pair of memories.
 pub(crate) fn choose(facts: &Facts, policy: &PathPolicy, local: MemKind, remote: MemKind) -> Result<PathReport> {
-    let gpu = local != MemKind::Host || remote != MemKind::Host;
+    let report = judge_all(facts, policy, local, remote);
+    if report.chosen().is_none() {
+        return Err(Error::NoPath { rejected: report.rejected() });
+    }
+    Ok(report)
+}
+
+fn judge_all(facts: &Facts, policy: &PathPolicy, local: MemKind, remote: MemKind) -> PathReport {
     let mut chosen = false;
     let candidates = PathKind::ALL.into_iter().map(|kind| {
-        let judged = if policy.allows(kind) { judge(kind, facts, gpu) } else { Err(policy.reason().into()) };
+        let judged = if policy.allows(kind) { judge(kind, facts, local, remote) } else { Err(policy.reason().into()) };
+        let judged = judged.and_then(|reason| match facts.link {
+            // A better path that works is taken; what another link would have to carry is none.
+            Some(link) if !chosen && kind_of(link, local, remote) != kind => Err(off_link(link)),
+            _ => Ok(reason),
+        });
         let (verdict, reason) = match judged {
             Ok(reason) if chosen => (Verdict::Possible, reason),
             Ok(reason) => {
@@ -39,37 +91,65 @@ pub(crate) fn choose(facts: &Facts, policy: &PathPolicy, local: MemKind, remote:
         let cost = facts.rtt.filter(|_| measured).map(|rtt| Cost { latency: rtt / 2 });
         Candidate { kind, verdict, reason, cost }
     });
-    let candidates = candidates.collect();
-    let report = PathReport { between: format!("{local} here, {remote} at {}", facts.peer), candidates };
-    if report.chosen().is_none() {
-        return Err(Error::NoPath { rejected: report.rejected() });
-    }
-    Ok(report)
+    PathReport { between: format!("{local} here, {remote} at {}", facts.peer), candidates: candidates.collect() }
 }
 
+fn off_link(link: Link) -> Cow<'static, str> {
+    Cow::Borrowed(match link {
+        Link::Inproc => "the frames of this endpoint stay within the process",
+        Link::Tcp => "the frames of this endpoint go over TCP",
+    })
+}
+
+type Judgement = Result<Cow<'static, str>, Cow<'static, str>>;
+
 /// Whether a kind works, with the reason either way.
-fn judge(kind: PathKind, facts: &Facts, gpu: bool) -> Result<Cow<'static, str>, Cow<'static, str>> {
+fn judge(kind: PathKind, facts: &Facts, local: MemKind, remote: MemKind) -> Judgement {
     const NO_GPU: Cow<'static, str> = Cow::Borrowed("neither memory is on a GPU");
-    const NO_CUDA: Cow<'static, str> = Cow::Borrowed("this version of gpusock has no CUDA engine");
+    const ON_GPU: Cow<'static, str> = Cow::Borrowed("the memory is on a GPU");
     const NO_VERBS: Cow<'static, str> = Cow::Borrowed("this version of gpusock has no verbs engine");
+    const OTHER_HOST: Cow<'static, str> = Cow::Borrowed("the peer is on another host");
+    let gpu = local != MemKind::Host || remote != MemKind::Host;
     match kind {
-        PathKind::Inproc if gpu => Err(NO_CUDA),
-        PathKind::Inproc if !facts.same_process => Err("the peer is another process".into()),
-        PathKind::Inproc if !facts.peer_allows_inproc => Err("the peer does not allow it".into()),
-        PathKind::Inproc => Ok("the peer is in this process: one copy".into()),
-        PathKind::InprocPeer | PathKind::CudaIpc | PathKind::GpuDirectRdma | PathKind::RdmaStaged | PathKind::TcpStaged
-            if !gpu =>
-        {
-            Err(NO_GPU)
-        }
-        PathKind::InprocPeer | PathKind::CudaIpc | PathKind::TcpStaged => Err(NO_CUDA),
-        PathKind::Shm if gpu => Err("the memory is on a GPU".into()),
-        PathKind::Shm if !facts.same_host => Err("the peer is on another host".into()),
+        PathKind::Inproc | PathKind::InprocPeer => judge_inproc(kind, facts, local, remote),
+        PathKind::CudaIpc | PathKind::GpuDirectRdma | PathKind::RdmaStaged | PathKind::TcpStaged if !gpu => Err(NO_GPU),
+        PathKind::Shm | PathKind::Rdma | PathKind::Tcp if gpu => Err(ON_GPU),
+        PathKind::CudaIpc | PathKind::Shm if !facts.same_host => Err(OTHER_HOST),
+        PathKind::CudaIpc => Err("this version of gpusock has no CUDA IPC engine".into()),
         PathKind::Shm => Err("this version of gpusock has no shared-memory engine".into()),
         PathKind::GpuDirectRdma | PathKind::Rdma | PathKind::RdmaStaged => Err(NO_VERBS),
-        PathKind::Tcp if gpu => Err("the memory is on a GPU".into()),
         PathKind::Tcp => Ok(facts.tcp.clone().into()),
+        PathKind::TcpStaged => Ok(format!("{}; {}", facts.tcp, Staging::describe()).into()),
     }
+}
+
+fn judge_inproc(kind: PathKind, facts: &Facts, local: MemKind, remote: MemKind) -> Judgement {
+    match (kind, local, remote) {
+        (PathKind::InprocPeer, MemKind::Host, MemKind::Host) => return Err("neither memory is on a GPU".into()),
+        (PathKind::InprocPeer, MemKind::Host, _) | (PathKind::InprocPeer, _, MemKind::Host) => {
+            return Err("one memory is the host's".into());
+        }
+        (PathKind::InprocPeer, a, b) if a == b => return Err("both memories are on one GPU".into()),
+        (PathKind::Inproc, MemKind::Cuda(a), MemKind::Cuda(b)) if a != b => {
+            return Err("the memories are on different GPUs".into());
+        }
+        _ => {}
+    }
+    if !facts.same_process {
+        return Err("the peer is another process".into());
+    }
+    if !facts.peer_allows_inproc {
+        return Err("the peer does not allow it".into());
+    }
+    Ok(match (local, remote) {
+        (MemKind::Cuda(a), MemKind::Cuda(b)) if a != b => match (cuda::device(a), cuda::device(b)) {
+            (Ok(a), Ok(b)) => cuda::topology::between(a, b).into(),
+            (Err(error), _) | (_, Err(error)) => return Err(error.to_string().into()),
+        },
+        (MemKind::Cuda(_), MemKind::Cuda(_)) => "the peer is in this process: one copy on the GPU".into(),
+        (MemKind::Host, MemKind::Host) => "the peer is in this process: one copy".into(),
+        _ => "the peer is in this process: the GPU copies, through pinned host memory".into(),
+    })
 }
 
 #[cfg(test)]
@@ -84,6 +164,7 @@ mod tests {
             peer_allows_inproc: true,
             rtt: Some(Duration::from_micros(80)),
             tcp: "1 lane, cubic (system)".into(),
+            link: None,
         }
     }
 
@@ -118,8 +199,39 @@ mod tests {
     }
 
     #[test]
-    fn gpu_memory_names_what_is_missing() {
-        let error = choose(&facts(), &PathPolicy::new(), MemKind::Cuda(0), MemKind::Host).unwrap_err().to_string();
-        assert!(error.contains("no CUDA engine"), "{error}");
+    fn gpu_memory_over_tcp_is_staged_and_says_so() {
+        let over = |facts: &Facts, policy| choose(facts, &policy, MemKind::Cuda(0), MemKind::Host);
+        let report = over(&facts(), PathPolicy::new()).unwrap();
+        assert_eq!(report.chosen(), Some(PathKind::TcpStaged));
+        let shown = report.to_string();
+        assert!(shown.contains("no CUDA IPC engine") && shown.contains("pinned"), "{shown}");
+        let error = over(&facts(), PathPolicy::new().forbid(PathKind::TcpStaged)).unwrap_err().to_string();
+        assert!(error.contains("tcp-staged: not allowed") && error.contains("tcp: the memory is on a GPU"), "{error}");
+    }
+
+    #[test]
+    fn within_a_process_the_gpus_decide() {
+        let here = Facts { same_process: true, link: Some(Link::Inproc), ..facts() };
+        let between = |local, remote, policy| choose(&here, &policy, local, remote);
+        let same = between(MemKind::Cuda(0), MemKind::Cuda(0), PathPolicy::new()).unwrap();
+        assert_eq!(same.chosen(), Some(PathKind::Inproc));
+        let mixed = between(MemKind::Cuda(0), MemKind::Host, PathPolicy::new()).unwrap();
+        assert_eq!(mixed.chosen(), Some(PathKind::Inproc));
+        assert!(mixed.to_string().contains("through pinned host memory"));
+        // The endpoint has one link; what only another one could carry is refused, with the reason.
+        let error = between(MemKind::Cuda(0), MemKind::Host, PathPolicy::new().forbid(PathKind::Inproc)).unwrap_err().to_string();
+        assert!(error.contains("tcp-staged: the frames of this endpoint stay within the process"), "{error}");
+    }
+
+    #[test]
+    fn the_link_follows_both_policies() {
+        let here = Facts { same_process: true, ..facts() };
+        assert_eq!(link(&here, &PathPolicy::new()).unwrap(), Link::Inproc);
+        assert_eq!(link(&here, &PathPolicy::new().forbid(PathKind::Inproc)).unwrap(), Link::Tcp);
+        assert_eq!(link(&here, &PathPolicy::new().require(PathKind::InprocPeer)).unwrap(), Link::Inproc);
+        assert_eq!(link(&here, &PathPolicy::new().require(PathKind::TcpStaged)).unwrap(), Link::Tcp);
+        assert!(link(&here, &PathPolicy::new().require(PathKind::Shm)).is_err());
+        let other = Facts { peer_allows_inproc: false, ..here };
+        assert_eq!(link(&other, &PathPolicy::new()).unwrap(), Link::Tcp);
     }
 }

@@ -51,6 +51,15 @@ impl Buffers {
         self.slots.get(id.0 as usize).map_or(&[], Vec::as_slice)
     }
 
+    /// Releases a buffer, and hands its bytes out.
+    pub(crate) fn detach(&mut self, id: BufId) -> Vec<u8> {
+        let bytes = self.slots.get_mut(id.0 as usize).map(std::mem::take);
+        if bytes.is_some() {
+            self.vacant.push(id.0);
+        }
+        bytes.unwrap_or_default()
+    }
+
     /// Gives a buffer back. Each is released exactly once.
     pub(crate) fn release(&mut self, id: BufId) {
         let Some(slot) = self.slots.get_mut(id.0 as usize) else { return };

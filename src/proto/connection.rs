@@ -9,7 +9,9 @@ use super::initiator::{Initiator, Work};
 use super::notes::Notes;
 use super::outbox::Outbox;
 use super::target::{Rights, Target};
-use super::{BufId, Detached, Event, Landing, Limits, MESSAGE_COST, OpId, Outcome, Place, Sent, Token, Transmit, Violation};
+use super::{
+    BufId, Detached, Event, Landing, Limits, MESSAGE_COST, OpId, Outcome, Place, Sent, Shape, Token, Transmit, Violation,
+};
 use crate::error::Error;
 use crate::wire::frame::{Frame, Status, status};
 
@@ -100,8 +102,8 @@ impl Connection {
         }
     }
 
-    pub(crate) fn send(&mut self, op: OpId, tag: u64, len: u64) {
-        self.outbox.send(op, tag, len, self.initiator.issued());
+    pub(crate) fn send(&mut self, op: OpId, tag: u64, len: u64, shape: Shape) {
+        self.outbox.send(op, tag, len, shape, self.initiator.issued());
     }
 
     pub(crate) fn flush(&mut self, op: OpId) {
@@ -142,8 +144,9 @@ impl Connection {
         self.inbox.adopt(op, tag)
     }
 
-    pub(crate) fn start(&mut self, op: OpId, work: Work) {
-        self.initiator.start(op, work);
+    /// Starts a one-sided operation, whose payloads are cut into segments of this length.
+    pub(crate) fn start(&mut self, op: OpId, work: Work, segment: u32) {
+        self.initiator.start(op, work, segment);
     }
 
     pub(crate) fn wait_note(&mut self, op: OpId, tag: u64, n: u64) {
@@ -168,8 +171,8 @@ impl Connection {
         self.initiator.cancel(op, out!(self));
     }
 
-    pub(crate) fn expose(&mut self, len: u64, rights: Rights, token: u64) -> (u32, u64) {
-        self.target.expose(len, rights, token)
+    pub(crate) fn expose(&mut self, len: u64, rights: Rights, token: u64, segment: u32) -> (u32, u64) {
+        self.target.expose(len, rights, token, segment)
     }
 
     pub(crate) fn is_exposed(&self, name: u64) -> bool {
@@ -186,6 +189,20 @@ impl Connection {
 
     pub(crate) fn buffer_mut(&mut self, buf: BufId) -> &mut [u8] {
         self.buffers.get_mut(buf)
+    }
+
+    /// What a [`CopyBuffer`](Event::CopyBuffer) or [`CopyOp`](Event::CopyOp) asked for is done, or failed.
+    pub(crate) fn copied(&mut self, op: OpId, result: Result<(), Error>) {
+        self.inbox.copied(op, result, out!(self));
+    }
+
+    /// Takes a buffer's bytes out, and releases it.
+    pub(crate) fn detach_buffer(&mut self, buf: BufId) -> Vec<u8> {
+        self.buffers.detach(buf)
+    }
+
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.limits
     }
 
     pub(crate) fn release(&mut self, buf: BufId) {
@@ -207,6 +224,9 @@ impl Connection {
             return Err(Violation::Rule("the peer asks without reading the answers"));
         }
         let mut landing = Landing { place: Place::Discard, token: Token::None };
+        if len > self.limits.frame_max {
+            return Err(Violation::Rule("a frame longer than was agreed on"));
+        }
         match *frame {
             Frame::Eager { tag, order, .. } => {
                 if len > self.limits.eager_max {
@@ -368,16 +388,10 @@ impl Connection {
             return None;
         }
         if lane > 0 {
-            return self.poll_bulk().or_else(|| self.initiator.poll(&self.limits, true));
+            return self.poll_bulk().or_else(|| self.initiator.poll(true));
         }
-        // A fourth of the window at a time: rare frames, and the sender never runs dry.
-        if self.inbox.freed >= self.limits.credit_in / 4 {
-            self.granted_in += self.inbox.freed;
-            self.inbox.freed = 0;
-            self.control.push_back(Frame::Credit { flags: 0, granted: self.granted_in });
-        }
-        if let Some(frame) = self.control.pop_front() {
-            return Some(plain(&frame));
+        if let Some(transmit) = self.poll_control() {
+            return Some(transmit);
         }
         // Bulk and the rest take turns, so that neither starves.
         self.bulk_turn = !self.bulk_turn;
@@ -390,12 +404,26 @@ impl Connection {
         transmit.or_else(|| self.control.pop_front().map(|frame| plain(&frame))).or_else(|| self.poll_close())
     }
 
+    /// The next frame for lane 0 that may overtake others: answers, credit, signs of life.
+    pub(crate) fn poll_control(&mut self) -> Option<Transmit> {
+        if self.failed.is_some() {
+            return None;
+        }
+        // A fourth of the window at a time: rare frames, and the sender never runs dry.
+        if self.inbox.freed >= self.limits.credit_in / 4 {
+            self.granted_in += self.inbox.freed;
+            self.inbox.freed = 0;
+            self.control.push_back(Frame::Credit { flags: 0, granted: self.granted_in });
+        }
+        self.control.pop_front().map(|frame| plain(&frame))
+    }
+
     fn poll_bulk(&mut self) -> Option<Transmit> {
-        self.outbox.poll_bulk(&self.limits).or_else(|| self.target.poll_bulk(&self.limits, out!(self)))
+        self.outbox.poll_bulk().or_else(|| self.target.poll_bulk(out!(self)))
     }
 
     fn poll_ordered(&mut self) -> Option<Transmit> {
-        self.initiator.poll(&self.limits, false).or_else(|| self.outbox.poll(&self.limits, self.initiator.left()))
+        self.initiator.poll(false).or_else(|| self.outbox.poll(self.initiator.left()))
     }
 
     fn poll_close(&mut self) -> Option<Transmit> {
@@ -496,6 +524,12 @@ impl Connection {
         Ok(())
     }
 
+    /// This side cannot take in what comes, but is alive, and so may be the peer.
+    pub(crate) fn stalled(&mut self) {
+        self.heard = true;
+        self.control.push_back(Frame::Pong { flags: 0, stamp: 0 });
+    }
+
     fn ping(&mut self, now: Instant) {
         self.last_ping = now;
         let stamp = now.saturating_duration_since(self.started).as_nanos() as u64;
@@ -521,17 +555,18 @@ fn plain(frame: &Frame) -> Transmit {
 impl Connection {
     pub(crate) fn fuzz_open(&mut self) {
         use super::initiator::{Parts, RemoteRange};
-        self.expose(4096, Rights { read: true, write: true, atomic: true }, 0);
+        self.expose(4096, Rights { read: true, write: true, atomic: true }, 0, self.limits.segment);
         self.recv(OpId(1), None, 100);
         self.recv(OpId(2), Some(3), 1 << 20);
         self.claim(OpId(3));
-        self.send(OpId(4), 0, 10);
-        self.send(OpId(5), 0, 1 << 20);
+        let shape = self.limits.shape();
+        self.send(OpId(4), 0, 10, shape);
+        self.send(OpId(5), 0, 1 << 20, shape);
         self.flush(OpId(6));
         let remote = RemoteRange { exposure: 0, token: 0, offset: 0, len: 8192 };
-        self.start(OpId(7), Work::Write { parts: Parts::One(remote), notify: Some(1) });
-        self.start(OpId(8), Work::Read { remote });
-        self.start(OpId(9), Work::Atomic { remote, swap: true, operand: 1, compare: 2 });
+        self.start(OpId(7), Work::Write { parts: Parts::One(remote), notify: Some(1) }, shape.segment);
+        self.start(OpId(8), Work::Read { remote }, shape.segment);
+        self.start(OpId(9), Work::Atomic { remote, swap: true, operand: 1, compare: 2 }, shape.segment);
         self.wait_note(OpId(10), 0, 1);
         while let Some(transmit) = self.poll_transmit(0) {
             self.sent(transmit.sent);
@@ -542,7 +577,11 @@ impl Connection {
     pub(crate) fn fuzz_answer(&mut self) {
         while let Some(event) = self.poll_event() {
             match event {
-                Event::CopyBuffer { buf, .. } => self.release(buf),
+                Event::CopyBuffer { op, buf, .. } => {
+                    self.release(buf);
+                    self.copied(op, Ok(()));
+                }
+                Event::CopyOp { to, .. } => self.copied(to, Ok(())),
                 Event::Atomic { seq, .. } => drop(self.atomic_done(seq, Ok(0))),
                 _ => {}
             }

@@ -69,6 +69,8 @@ pub(crate) struct Inbox {
     /// The one eager message whose payload is going straight to its receive. Only lane 0 carries them, so there is one at most.
     eager: Option<Arriving>,
     rendezvous: HashMap<u64, Arriving>,
+    /// Messages that are here, and that the shell copies to where they belong.
+    copies: Vec<Arriving>,
     next_seq: u64,
     /// Credit to hand back.
     pub(crate) freed: u64,
@@ -141,14 +143,15 @@ impl Inbox {
             self.claimed.insert(seq, message);
             return out.done(to.op, Ok(outcome));
         }
+        let arriving = Arriving { op: to.op, seq, tag, len, missing: len, handed: 0, orphan: false, next: None };
         match body {
             Body::Buffer(buf) => {
                 self.freed += MESSAGE_COST + len;
-                out.events.push_back(Event::CopyBuffer { op: to.op, buf, outcome });
+                self.copies.push(arriving);
+                out.events.push_back(Event::CopyBuffer { op: to.op, buf, bytes: len });
             }
             Body::Remote(msg) => {
                 self.freed += MESSAGE_COST;
-                let arriving = Arriving { op: to.op, seq, tag, len, missing: len, handed: 0, orphan: false, next: None };
                 if len == 0 {
                     out.done(to.op, Ok(outcome));
                     out.control.push_back(Frame::done(msg, Status::Ok));
@@ -157,7 +160,10 @@ impl Inbox {
                     out.control.push_back(Frame::Cts { flags: 0, msg });
                 }
             }
-            Body::Orphan { op, landed: true } => out.events.push_back(Event::CopyOp { from: op, to: to.op, outcome }),
+            Body::Orphan { op, landed: true } => {
+                self.copies.push(arriving);
+                out.events.push_back(Event::CopyOp { from: op, to: to.op, bytes: len });
+            }
             Body::Orphan { op, landed: false } => {
                 if let Some(arriving) = self.arriving_mut(op) {
                     arriving.next = Some(to.op);
@@ -166,8 +172,38 @@ impl Inbox {
         }
     }
 
+    fn all_arriving(&mut self) -> impl Iterator<Item = &mut Arriving> {
+        self.eager.iter_mut().chain(self.rendezvous.values_mut()).chain(&mut self.copies)
+    }
+
     fn arriving_mut(&mut self, op: OpId) -> Option<&mut Arriving> {
-        self.eager.iter_mut().chain(self.rendezvous.values_mut()).find(|a| a.op == op)
+        self.all_arriving().find(|a| a.op == op)
+    }
+
+    /// The shell has copied a message into the memory of `op`, or could not.
+    pub(crate) fn copied(&mut self, op: OpId, result: Result<(), Error>, out: &mut Out<'_>) {
+        let Some(i) = self.copies.iter().position(|a| a.op == op) else { return };
+        let arriving = self.copies.swap_remove(i);
+        match result {
+            Ok(()) => self.finished(arriving, out),
+            Err(error) => self.abandon(arriving, &error, out),
+        }
+    }
+
+    /// Ends what was to receive a message that will not be whole.
+    fn abandon(&mut self, arriving: Arriving, error: &Error, out: &mut Out<'_>) {
+        let Arriving { op, orphan, next, .. } = arriving;
+        if let Some(next) = next {
+            out.done(next, Err(error.clone()));
+        }
+        if orphan || next.is_some() {
+            out.events.push_back(Event::Forget { op });
+        } else {
+            out.done(op, Err(error.clone()));
+        }
+        let other = |m: &Arrived| !matches!(m.body, Body::Orphan { op: o, .. } if o == op);
+        self.arrived.retain(other);
+        self.claimed.retain(|_, m| other(m));
     }
 
     /// The header of an eager message came: straight into a receive if one waits for it.
@@ -259,7 +295,10 @@ impl Inbox {
         let Arriving { op, seq, tag, len, orphan, next, .. } = arriving;
         let outcome = Outcome { bytes: len, tag, seq, value: 0 };
         match next {
-            Some(to) => out.events.push_back(Event::CopyOp { from: op, to, outcome }),
+            Some(to) => {
+                self.copies.push(Arriving { op: to, seq, tag, len, missing: 0, handed: 0, orphan: false, next: None });
+                out.events.push_back(Event::CopyOp { from: op, to, bytes: len });
+            }
             None if orphan => {
                 let mut kept = false;
                 for message in self.arrived.iter_mut().chain(self.claimed.values_mut()) {
@@ -297,7 +336,7 @@ impl Inbox {
             return Detached::Held;
         }
         // It had taken over from another receive that was dropped before it.
-        let first = self.eager.iter_mut().chain(self.rendezvous.values_mut()).find(|a| a.next == Some(op));
+        let first = self.all_arriving().find(|a| a.next == Some(op));
         if let Some(arriving) = first {
             arriving.next = None;
             let Arriving { op: first, seq, tag, len, .. } = *arriving;
@@ -357,22 +396,13 @@ impl Inbox {
         self.claimed.retain(|_, m| here(m));
     }
 
-    /// Ends everything. No engine touches any memory any more.
+    /// Ends everything that needs the peer. No engine touches any memory any more; copies of what is here go on.
     pub(crate) fn fail(&mut self, error: &Error, out: &mut Out<'_>) {
         self.close(error, out);
-        for arriving in self.eager.take().into_iter().chain(self.rendezvous.drain().map(|(_, a)| a)) {
-            if let Some(next) = arriving.next {
-                out.done(next, Err(error.clone()));
-            }
-            if arriving.orphan || arriving.next.is_some() {
-                out.events.push_back(Event::Forget { op: arriving.op });
-            } else {
-                out.done(arriving.op, Err(error.clone()));
-            }
+        let landing: Vec<_> = self.eager.take().into_iter().chain(self.rendezvous.drain().map(|(_, a)| a)).collect();
+        for arriving in landing {
+            self.abandon(arriving, error, out);
         }
-        let whole = |m: &Arrived| !matches!(m.body, Body::Orphan { landed: false, .. });
-        self.arrived.retain(whole);
-        self.claimed.retain(|_, m| whole(m));
     }
 
     /// Whether messages are landing.

@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 
 use super::inbox::Out;
-use super::{Limits, OpId, Outcome, Place, Sent, Token, Transmit, Violation, WINDOW, refusal};
+use super::{OpId, Outcome, Place, Sent, Token, Transmit, Violation, WINDOW, refusal};
 use crate::error::Error;
 use crate::wire::frame::{FLAG_NOTIFY, FLAG_SWAP, Frame, Status};
 
@@ -46,6 +46,7 @@ pub(crate) enum Work {
 struct Started {
     op: OpId,
     work: Work,
+    segment: u32,
     total: u64,
     /// Next piece and byte in it to hand to an engine, and bytes handed over so far.
     part: u32,
@@ -92,7 +93,7 @@ impl Initiator {
         self.ops.is_empty()
     }
 
-    pub(crate) fn start(&mut self, op: OpId, work: Work) {
+    pub(crate) fn start(&mut self, op: OpId, work: Work, segment: u32) {
         let total = match &work {
             Work::Write { parts, .. } => parts.as_slice().iter().map(|p| p.len).sum(),
             Work::Read { remote } => remote.len,
@@ -101,6 +102,7 @@ impl Initiator {
         self.ops.push_back(Started {
             op,
             work,
+            segment,
             total,
             part: 0,
             offset: 0,
@@ -124,7 +126,7 @@ impl Initiator {
     }
 
     /// The next frame. Lanes besides the first (`bulk_only`) carry only pieces of long writes.
-    pub(crate) fn poll(&mut self, limits: &Limits, bulk_only: bool) -> Option<Transmit> {
+    pub(crate) fn poll(&mut self, bulk_only: bool) -> Option<Transmit> {
         loop {
             let seq = self.next;
             if seq >= self.base + WINDOW {
@@ -133,10 +135,10 @@ impl Initiator {
             let started = self.get_mut(seq)?;
             if started.aborting && started.begun {
                 started.left = true;
-            } else if bulk_only && (started.aborting || started.total <= u64::from(limits.segment)) {
+            } else if bulk_only && (started.aborting || started.total <= u64::from(started.segment)) {
                 return None;
             }
-            let transmit = if started.left { None } else { started.transmit(seq, limits, bulk_only) };
+            let transmit = if started.left { None } else { started.transmit(seq, bulk_only) };
             if started.left {
                 self.next += 1;
                 self.trim();
@@ -255,7 +257,7 @@ impl Initiator {
 }
 
 impl Started {
-    fn transmit(&mut self, seq: u64, limits: &Limits, bulk_only: bool) -> Option<Transmit> {
+    fn transmit(&mut self, seq: u64, bulk_only: bool) -> Option<Transmit> {
         let plain = |frame: Frame| Transmit { head: frame.encode(0), payload: None, sent: Sent::Nothing };
         let transmit = match &self.work {
             _ if self.aborting => {
@@ -269,7 +271,7 @@ impl Started {
                     self.offset = 0;
                 }
                 let range = parts.get(self.part as usize)?;
-                let len = (range.len - self.offset).min(limits.segment.into()) as u32;
+                let len = (range.len - self.offset).min(self.segment.into()) as u32;
                 let place = Place::Op { op: self.op, part: self.part, offset: self.offset };
                 let frame = Frame::Write {
                     flags: if notify.is_some() { FLAG_NOTIFY } else { 0 },

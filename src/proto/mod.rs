@@ -37,8 +37,10 @@ pub(crate) struct OpId(pub u64);
 pub(crate) struct Limits {
     /// Longest message that travels without asking first, in bytes.
     pub eager_max: u32,
-    /// Longest payload of one frame, in bytes.
+    /// Longest payload of one frame from host memory, in bytes.
     pub segment: u32,
+    /// Longest payload of one frame that the peer may send, in bytes.
+    pub frame_max: u32,
     /// Credit that this side may spend before the peer grants more.
     pub credit_out: u64,
     /// Credit that this side has granted.
@@ -47,6 +49,22 @@ pub(crate) struct Limits {
     pub heartbeat: Duration,
     /// After this long without a word from the peer, it is lost.
     pub liveness: Duration,
+}
+
+/// How a transfer from some memory is cut. The shell knows what suits the memory and the engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Shape {
+    /// Longest message that travels without asking first, in bytes; `None` for none.
+    pub eager_max: Option<u32>,
+    /// Longest payload of one frame, in bytes.
+    pub segment: u32,
+}
+
+impl Limits {
+    /// For host memory.
+    pub(crate) fn shape(&self) -> Shape {
+        Shape { eager_max: Some(self.eager_max), segment: self.segment }
+    }
 }
 
 /// One-sided operations that one side may have open at the other.
@@ -137,10 +155,10 @@ pub(crate) struct Outcome {
 pub(crate) enum Event {
     /// The operation is over, and no engine touches its memory any more.
     Done { op: OpId, result: Result<Outcome, Error> },
-    /// Copy `outcome.bytes` from the buffer into the operation's memory, then release the buffer and end the operation.
-    CopyBuffer { op: OpId, buf: BufId, outcome: Outcome },
-    /// Copy `outcome.bytes` from the memory of `from` to that of `to`, then end both.
-    CopyOp { from: OpId, to: OpId, outcome: Outcome },
+    /// Copy `bytes` from the buffer into the operation's memory, release the buffer, and say [`Connection::copied`].
+    CopyBuffer { op: OpId, buf: BufId, bytes: u64 },
+    /// Copy `bytes` from the memory of `from` to that of `to`, free the first, and say [`Connection::copied`] of the other.
+    CopyOp { from: OpId, to: OpId, bytes: u64 },
     /// A dropped receive's message was discarded or withdrawn: free its slot and memory.
     Forget { op: OpId },
     /// Carry out an atomic operation and answer with [`Connection::atomic_done`].

@@ -3,13 +3,13 @@
 use std::collections::{HashMap, VecDeque};
 
 use super::inbox::Out;
-use super::{Limits, MESSAGE_COST, OpId, Outcome, Place, Sent, Transmit, Violation, refusal};
+use super::{Limits, MESSAGE_COST, OpId, Outcome, Place, Sent, Shape, Transmit, Violation, refusal};
 use crate::error::Error;
 use crate::wire::frame::{Frame, Status};
 
 #[derive(Debug, Clone, Copy)]
 enum What {
-    Message { tag: u64, len: u64 },
+    Message { tag: u64, len: u64, shape: Shape },
     Flush,
 }
 
@@ -26,6 +26,7 @@ struct Queued {
 struct Announced {
     op: OpId,
     len: u64,
+    segment: u32,
     /// Bytes handed to the engine.
     sent: u64,
     /// Frames that the engine has not let go of.
@@ -64,8 +65,8 @@ impl Outbox {
         }
     }
 
-    pub(crate) fn send(&mut self, op: OpId, tag: u64, len: u64, order: u64) {
-        self.queue.push_back(Queued { op, order, what: What::Message { tag, len } });
+    pub(crate) fn send(&mut self, op: OpId, tag: u64, len: u64, shape: Shape, order: u64) {
+        self.queue.push_back(Queued { op, order, what: What::Message { tag, len, shape } });
     }
 
     pub(crate) fn flush(&mut self, op: OpId, order: u64) {
@@ -73,7 +74,7 @@ impl Outbox {
     }
 
     /// The next message or flush, if order and credit allow it. `ready` is how many one-sided operations have left.
-    pub(crate) fn poll(&mut self, limits: &Limits, ready: u64) -> Option<Transmit> {
+    pub(crate) fn poll(&mut self, ready: u64) -> Option<Transmit> {
         let Queued { op, order, what } = *self.queue.front()?;
         if order > ready {
             return None;
@@ -85,7 +86,7 @@ impl Outbox {
                 self.flushes.push_back((id, op));
                 Transmit { head: Frame::Flush { flags: 0, id, order }.encode(0), payload: None, sent: Sent::Nothing }
             }
-            What::Message { tag, len } if len <= u64::from(limits.eager_max) => {
+            What::Message { tag, len, shape } if shape.eager_max.is_some_and(|max| len <= u64::from(max)) => {
                 self.spend(MESSAGE_COST + len)?;
                 let len = len as u32;
                 self.leaving.push(op);
@@ -95,11 +96,12 @@ impl Outbox {
                     sent: Sent::Eager { op, len },
                 }
             }
-            What::Message { tag, len } => {
+            What::Message { tag, len, shape } => {
                 self.spend(MESSAGE_COST)?;
                 self.next_msg += 1;
                 let msg = self.next_msg;
-                let announced = Announced { op, len, sent: 0, in_engine: 0, asked_for: false, finished: None };
+                let segment = shape.segment;
+                let announced = Announced { op, len, segment, sent: 0, in_engine: 0, asked_for: false, finished: None };
                 self.announced.insert(msg, announced);
                 let head = Frame::Rts { flags: 0, tag, order, msg, total: len }.encode(0);
                 Transmit { head, payload: None, sent: Sent::Nothing }
@@ -127,7 +129,7 @@ impl Outbox {
     }
 
     /// The next piece of a rendezvous message.
-    pub(crate) fn poll_bulk(&mut self, limits: &Limits) -> Option<Transmit> {
+    pub(crate) fn poll_bulk(&mut self) -> Option<Transmit> {
         loop {
             let msg = *self.bulk.front()?;
             let Some(announced) = self.announced.get_mut(&msg).filter(|a| a.finished.is_none() && a.sent < a.len) else {
@@ -135,7 +137,7 @@ impl Outbox {
                 continue;
             };
             let offset = announced.sent;
-            let len = (announced.len - offset).min(limits.segment.into()) as u32;
+            let len = (announced.len - offset).min(announced.segment.into()) as u32;
             announced.sent += u64::from(len);
             announced.in_engine += 1;
             // Take turns, so that a long message does not keep the others waiting.

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 
 use super::inbox::Out;
 use super::notes::Notes;
-use super::{Event, Landing, Limits, Place, Sent, Token, Transmit, Violation, WINDOW};
+use super::{Event, Landing, Place, Sent, Token, Transmit, Violation, WINDOW};
 use crate::wire::frame::{FLAG_NOTIFY, FLAG_SWAP, Frame, Status};
 
 /// What an exposure allows.
@@ -24,6 +24,7 @@ struct Live {
     len: u64,
     rights: Rights,
     token: u64,
+    segment: u32,
 }
 
 #[derive(Debug, Default)]
@@ -83,13 +84,14 @@ pub(crate) struct Target {
 
 impl Target {
     /// Opens `len` bytes. Answers the number under which the shell keeps the memory, and the name that travels.
-    pub(crate) fn expose(&mut self, len: u64, rights: Rights, token: u64) -> (u32, u64) {
+    /// Its bytes leave in frames of at most `segment` bytes.
+    pub(crate) fn expose(&mut self, len: u64, rights: Rights, token: u64, segment: u32) -> (u32, u64) {
         let index = self.vacant.pop().unwrap_or_else(|| {
             self.exposures.push(Exposure::default());
             (self.exposures.len() - 1) as u32
         });
         let exposure = &mut self.exposures[index as usize];
-        exposure.live = Some(Live { len, rights, token });
+        exposure.live = Some(Live { len, rights, token, segment });
         (index, u64::from(index) | u64::from(exposure.generation) << 32)
     }
 
@@ -309,7 +311,7 @@ impl Target {
     }
 
     /// The next piece of an answer to a read.
-    pub(crate) fn poll_bulk(&mut self, limits: &Limits, out: &mut Out<'_>) -> Option<Transmit> {
+    pub(crate) fn poll_bulk(&mut self, out: &mut Out<'_>) -> Option<Transmit> {
         loop {
             let Serve { seq, access, sent } = *self.serving.front()?;
             let rest = Access { offset: access.offset + sent, len: access.len - sent, ..access };
@@ -319,7 +321,8 @@ impl Target {
                     out.control.push_back(Frame::reply(seq, status, 0));
                 }
                 Ok(exposure) => {
-                    let len = rest.len.min(limits.segment.into()) as u32;
+                    let segment = self.live(access.exposure).map_or(u32::MAX, |(_, live)| live.segment);
+                    let len = rest.len.min(segment.into()) as u32;
                     if u64::from(len) == rest.len {
                         self.serving.pop_front();
                     } else if let Some(serve) = self.serving.front_mut() {

@@ -22,6 +22,7 @@ fn limits() -> Limits {
     Limits {
         eager_max: EAGER,
         segment: SEGMENT,
+        frame_max: EAGER.max(SEGMENT),
         credit_out: 1024,
         credit_in: 1024,
         heartbeat: Duration::from_secs(1),
@@ -49,6 +50,11 @@ struct SimOp {
 
 type Packet = (Vec<u8>, Vec<u8>);
 
+enum Deferred {
+    Landing(Landing, Vec<u8>),
+    Copy { from: Option<OpId>, to: OpId, bytes: Vec<u8> },
+}
+
 struct Side {
     proto: Connection,
     ops: HashMap<u64, SimOp>,
@@ -56,6 +62,8 @@ struct Side {
     exposed: Vec<u8>,
     lanes: [VecDeque<Packet>; LANES],
     landing: [Option<(Landing, Vec<u8>)>; LANES],
+    /// Payloads that a device takes its time to put in place, and copies of messages.
+    deferred: Vec<Deferred>,
     /// Messages received, as the numbers in their first bytes.
     got: Vec<u64>,
     sent: u64,
@@ -68,7 +76,7 @@ impl Side {
     fn new() -> Self {
         let mut proto = Connection::new(limits(), Instant::now());
         let all = Rights { read: true, write: true, atomic: true };
-        assert_eq!(proto.expose(EXPOSED as u64, all, 7), (0, 0));
+        assert_eq!(proto.expose(EXPOSED as u64, all, 7, limits().segment), (0, 0));
         Side {
             proto,
             ops: HashMap::new(),
@@ -76,6 +84,7 @@ impl Side {
             exposed: vec![0; EXPOSED],
             lanes: Default::default(),
             landing: Default::default(),
+            deferred: Vec::new(),
             got: Vec::new(),
             sent: 0,
             results: BTreeMap::new(),
@@ -97,7 +106,7 @@ impl Side {
         memory[..8].copy_from_slice(&number.to_le_bytes());
         let len = memory.len() as u64;
         let op = self.op(What::Send, memory);
-        self.proto.send(op, number % 3, len);
+        self.proto.send(op, number % 3, len, limits().shape());
         op
     }
 
@@ -110,14 +119,14 @@ impl Side {
     fn write(&mut self, at: usize, len: usize, fill: u8, notify: Option<u64>) -> OpId {
         let op = self.op(What::Write, vec![fill; len]);
         let remote = RemoteRange { exposure: 0, token: 7, offset: at as u64, len: len as u64 };
-        self.proto.start(op, Work::Write { parts: Parts::One(remote), notify });
+        self.proto.start(op, Work::Write { parts: Parts::One(remote), notify }, limits().segment);
         op
     }
 
     fn read(&mut self, at: usize, len: usize) -> OpId {
         let op = self.op(What::Read { from: at }, vec![0xee; len]);
         let remote = RemoteRange { exposure: 0, token: 7, offset: at as u64, len: len as u64 };
-        self.proto.start(op, Work::Read { remote });
+        self.proto.start(op, Work::Read { remote }, limits().segment);
         op
     }
 
@@ -155,12 +164,7 @@ impl Side {
     /// One step of delivery on a lane: a header, or the payload that it announced.
     fn deliver(&mut self, lane: usize) -> bool {
         if let Some((landing, payload)) = self.landing[lane].take() {
-            if self.proto.wants(&landing.token) {
-                if let Some(memory) = self.memory(landing.place, payload.len()) {
-                    memory.copy_from_slice(&payload);
-                }
-            }
-            self.proto.landed(landing.token).expect("no violation");
+            self.land(landing, &payload);
         } else if let Some((head, payload)) = self.lanes[lane].pop_front() {
             let prelude = Prelude::parse(&head).expect("a prelude");
             assert_eq!((prelude.head_len(), prelude.payload_len()), (head.len(), payload.len()));
@@ -174,22 +178,54 @@ impl Side {
         true
     }
 
+    fn land(&mut self, landing: Landing, payload: &[u8]) {
+        if self.proto.wants(&landing.token) {
+            if let Some(memory) = self.memory(landing.place, payload.len()) {
+                memory.copy_from_slice(payload);
+            }
+        }
+        self.proto.landed(landing.token).expect("no violation");
+    }
+
+    /// What has come on a lane is left to a device; the lane goes on.
+    fn defer(&mut self, lane: usize) {
+        let of_memory = |landing: &Landing| matches!(landing.place, Place::Op { .. } | Place::Exposed { .. });
+        if self.landing[lane].as_ref().is_some_and(|(landing, _)| of_memory(landing)) {
+            let landing = self.landing[lane].take();
+            self.deferred.extend(landing.map(|(landing, payload)| Deferred::Landing(landing, payload)));
+        }
+    }
+
+    /// A device gets something done.
+    fn device(&mut self, pick: usize) -> bool {
+        if self.deferred.is_empty() {
+            return false;
+        }
+        match self.deferred.swap_remove(pick % self.deferred.len()) {
+            Deferred::Landing(landing, payload) => self.land(landing, &payload),
+            Deferred::Copy { from, to, bytes } => {
+                if let Some(from) = from {
+                    assert!(self.ops.remove(&from.0).expect("a dropped receive").detached);
+                }
+                self.ops.get_mut(&to.0).expect("a receive").memory[..bytes.len()].copy_from_slice(&bytes);
+                self.proto.copied(to, Ok(()));
+            }
+        }
+        self.settle();
+        true
+    }
+
     fn settle(&mut self) {
         while let Some(event) = self.proto.poll_event() {
             match event {
                 Event::Done { op, result } => self.done(op, result),
-                Event::CopyBuffer { op, buf, outcome } => {
-                    let bytes = self.proto.buffer(buf)[..outcome.bytes as usize].to_vec();
-                    self.proto.release(buf);
-                    self.ops.get_mut(&op.0).expect("a receive").memory[..bytes.len()].copy_from_slice(&bytes);
-                    self.done(op, Ok(outcome));
+                Event::CopyBuffer { op, buf, bytes } => {
+                    let bytes = self.proto.detach_buffer(buf)[..bytes as usize].to_vec();
+                    self.deferred.push(Deferred::Copy { from: None, to: op, bytes });
                 }
-                Event::CopyOp { from, to, outcome } => {
-                    let from = self.ops.remove(&from.0).expect("a dropped receive");
-                    assert!(from.detached);
-                    let bytes = &from.memory[..outcome.bytes as usize];
-                    self.ops.get_mut(&to.0).expect("a receive").memory[..bytes.len()].copy_from_slice(bytes);
-                    self.done(to, Ok(outcome));
+                Event::CopyOp { from, to, bytes } => {
+                    let bytes = self.ops[&from.0].memory[..bytes as usize].to_vec();
+                    self.deferred.push(Deferred::Copy { from: Some(from), to, bytes });
                 }
                 Event::Forget { op } => assert!(self.ops.remove(&op.0).expect("a dropped receive").detached),
                 Event::Atomic { seq, offset, swap, operand, compare, .. } => {
@@ -274,6 +310,9 @@ impl Sim {
                     moved |= self.transmit(side, lane);
                     moved |= self.sides[side].deliver(lane);
                 }
+                while self.sides[side].device(0) {
+                    moved = true;
+                }
             }
         }
     }
@@ -295,6 +334,8 @@ enum Act {
     Flush,
     Transmit { lane: usize },
     Deliver { lane: usize },
+    Defer { lane: usize },
+    Device { pick: usize },
 }
 
 fn acts() -> impl Strategy<Value = Vec<(usize, Act)>> {
@@ -313,6 +354,8 @@ fn acts() -> impl Strategy<Value = Vec<(usize, Act)>> {
         1 => Just(Act::Flush),
         10 => (0..LANES).prop_map(|lane| Act::Transmit { lane }),
         20 => (0..LANES).prop_map(|lane| Act::Deliver { lane }),
+        3 => (0..LANES).prop_map(|lane| Act::Defer { lane }),
+        6 => any::<usize>().prop_map(|pick| Act::Device { pick }),
     ];
     proptest::collection::vec((0usize..2, act), 0..120)
 }
@@ -363,13 +406,15 @@ impl Sim {
             Act::Add { at } => {
                 let op = side.op(What::Atomic, Vec::new());
                 let remote = RemoteRange { exposure: 0, token: 7, offset: at as u64, len: 8 };
-                side.proto.start(op, Work::Atomic { remote, swap: false, operand: 1, compare: 0 });
+                side.proto.start(op, Work::Atomic { remote, swap: false, operand: 1, compare: 0 }, limits().segment);
             }
             Act::Flush => {
                 let op = side.op(What::Flush, Vec::new());
                 side.proto.flush(op);
             }
             Act::Deliver { lane } => drop(side.deliver(lane)),
+            Act::Defer { lane } => side.defer(lane),
+            Act::Device { pick } => drop(side.device(pick)),
             Act::Transmit { .. } => {}
         }
         side.settle();
@@ -443,6 +488,7 @@ proptest! {
         let error = Error::PeerLost { peer: "x".into(), reason: "test".into() };
         for side in &mut sim.sides {
             side.proto.fail(&error);
+            side.deferred.retain(|deferred| matches!(deferred, Deferred::Copy { .. }));
             side.settle();
             // Messages that had arrived can still be received; then there are no more.
             let claimed = std::mem::take(&mut side.claimed);
@@ -452,6 +498,7 @@ proptest! {
             loop {
                 let op = side.recv(1024, None);
                 side.settle();
+                while side.device(0) {}
                 match &side.results[&op.0] {
                     Ok(_) => {}
                     Err(e) => {
@@ -502,7 +549,7 @@ fn a_write_is_visible_before_its_notification_and_later_messages_on_any_lane() {
     assert!(!sim.sides[1].lanes[1].is_empty(), "the write is striped");
     while sim.sides[1].deliver(0) {}
     assert_eq!((sim.sides[1].notes, sim.sides[1].got.len()), (0, 0), "the last bytes are still on lane 1");
-    while sim.sides[1].deliver(1) {}
+    while sim.sides[1].deliver(1) | sim.sides[1].device(0) {}
     assert_eq!((sim.sides[1].notes, sim.sides[1].got.len()), (1, 1));
     assert!(sim.sides[1].exposed[..1000].iter().all(|&b| b == 9));
     sim.run();
@@ -526,7 +573,7 @@ fn wrong_tokens_ranges_and_rights_move_nothing() {
     let mut sim = Sim::new();
     sim.sides[1].proto.revoke(0);
     let read_only = Rights { read: true, write: false, atomic: false };
-    let (index, name) = sim.sides[1].proto.expose(100, read_only, 42);
+    let (index, name) = sim.sides[1].proto.expose(100, read_only, 42, limits().segment);
     assert_eq!(index, 0);
     let cases = [
         (RemoteRange { exposure: name, token: 41, offset: 0, len: 8 }, "token"),
@@ -536,14 +583,14 @@ fn wrong_tokens_ranges_and_rights_move_nothing() {
     ];
     for (remote, why) in cases {
         let op = sim.sides[0].op(What::Write, vec![1; 8]);
-        sim.sides[0].proto.start(op, Work::Write { parts: Parts::One(remote), notify: Some(3) });
+        sim.sides[0].proto.start(op, Work::Write { parts: Parts::One(remote), notify: Some(3) }, limits().segment);
         sim.run();
         let result = &sim.sides[0].results[&op.0];
         assert!(matches!(result, Err(Error::AccessDenied { reason }) if reason.contains(why)), "{why}: {result:?}");
     }
     let remote = RemoteRange { exposure: name, token: 42, offset: 96, len: 8 };
     let op = sim.sides[0].op(What::Read { from: 96 }, vec![0; 8]);
-    sim.sides[0].proto.start(op, Work::Read { remote });
+    sim.sides[0].proto.start(op, Work::Read { remote }, limits().segment);
     sim.run();
     assert!(matches!(sim.sides[0].results[&op.0], Err(Error::OutOfBounds { .. })));
     assert!(sim.sides[1].exposed.iter().all(|&b| b == 0));
@@ -657,6 +704,7 @@ fn a_close_lets_what_is_landing_land() {
         if dropped {
             let again = sim.sides[1].recv(500, None);
             sim.sides[1].settle();
+            while sim.sides[1].device(0) {}
             assert!(sim.sides[1].results[&again.0].is_ok(), "it had arrived whole");
         }
     }
@@ -664,7 +712,7 @@ fn a_close_lets_what_is_landing_land() {
 
 #[test]
 fn pieces_that_overlap_never_end_a_message_early() {
-    let mut receiver = Connection::new(limits(), Instant::now());
+    let mut receiver = Connection::new(Limits { frame_max: 1000, ..limits() }, Instant::now());
     receiver.recv(OpId(1), None, 1000);
     receiver.on_frame(&Frame::Rts { flags: 0, tag: 0, order: 0, msg: 1, total: 1000 }, 0).unwrap();
     assert!(receiver.on_frame(&Frame::Rts { flags: 0, tag: 0, order: 0, msg: 1, total: 8 }, 0).is_err(), "one number twice");

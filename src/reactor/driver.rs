@@ -8,11 +8,10 @@ use std::time::Duration;
 
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::sync::Notify;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::poller::{Poller, Ready};
-use super::{Reactor, SourceId, lock};
+use super::{Kicks, Reactor, SourceId, lock};
 use crate::error::{Error, Result};
 
 /// How long a source may stay unarmed with nobody driving it.
@@ -56,17 +55,17 @@ pub(super) fn spawn(reactor: &Arc<Reactor>, tick: Duration) -> Result<()> {
         .map_err(|_| missing("the tokio runtime must have I/O and time enabled (`Builder::enable_all`)"))?
         .map_err(|e: std::io::Error| Error::io("watching the epoll instance", e))?;
     let weak = Arc::downgrade(reactor);
-    let wake = Arc::clone(&reactor.wake);
+    let kicks = Arc::clone(&reactor.kicks);
     // Made here, since a task can be dropped before it was ever polled.
     let abandon = Abandon(Weak::clone(&weak));
     runtime.spawn(async move {
         let _abandon = abandon;
-        drive(weak, fd, ticker, wake).await;
+        drive(weak, fd, ticker, kicks).await;
     });
     Ok(())
 }
 
-async fn drive(weak: Weak<Reactor>, fd: AsyncFd<Watched>, mut ticker: tokio::time::Interval, wake: Arc<Notify>) {
+async fn drive(weak: Weak<Reactor>, fd: AsyncFd<Watched>, mut ticker: tokio::time::Interval, kicks: Arc<Kicks>) {
     let mut ready: Vec<Ready> = Vec::new();
     let mut watching = false;
     // Lists that are swapped with the reactor's, so that a steady flow allocates nothing.
@@ -95,7 +94,7 @@ async fn drive(weak: Weak<Reactor>, fd: AsyncFd<Watched>, mut ticker: tokio::tim
                 }
                 guard.clear_ready();
             }
-            () = wake.notified() => {}
+            () = kicks.wake.notified() => {}
             () = tokio::time::sleep(REST), if watching => {}
             _ = ticker.tick() => {
                 let Some(reactor) = weak.upgrade() else { return };
@@ -104,14 +103,14 @@ async fn drive(weak: Weak<Reactor>, fd: AsyncFd<Watched>, mut ticker: tokio::tim
             }
         }
         let Some(reactor) = weak.upgrade() else { return };
-        std::mem::swap(&mut kicked, &mut *lock(&reactor.kicked));
+        std::mem::swap(&mut kicked, &mut *lock(&kicks.list));
         for (id, lane) in kicked.drain(..) {
             if let Some(source) = reactor.get(id) {
                 source.on_ready(lane);
             }
         }
         watching = rest(&reactor, watching, &mut resting);
-        let again = !lock(&reactor.kicked).is_empty();
+        let again = !lock(&kicks.list).is_empty();
         drop(reactor);
         if again {
             // One connection has much to do: let the tasks run for which it does it.

@@ -60,13 +60,27 @@ pub(crate) struct Reactor {
     /// Sources that are to be put to rest, and whether the driver has been told.
     watch: Mutex<Vec<SourceId>>,
     watching: AtomicBool,
-    /// Sources that became ready without a descriptor.
-    kicked: Mutex<Vec<(SourceId, usize)>>,
-    wake: Arc<Notify>,
+    kicks: Arc<Kicks>,
     /// The driver's runtime has ended.
     abandoned: AtomicBool,
     pub(crate) spin: Spin,
     thread: Mutex<Option<std::thread::Thread>>,
+}
+
+/// Sources that became ready without a descriptor. Apart from the reactor, so that whoever kicks, a thread of a driver's for instance, never
+/// holds the reactor itself.
+#[derive(Default)]
+pub(crate) struct Kicks {
+    list: Mutex<Vec<(SourceId, usize)>>,
+    wake: Notify,
+}
+
+impl Kicks {
+    /// Calls [`Source::on_ready`] from the driver.
+    pub(crate) fn kick(&self, id: SourceId, lane: usize) {
+        lock(&self.list).push((id, lane));
+        self.wake.notify_one();
+    }
 }
 
 /// A poisoned lock only says that a thread panicked elsewhere; what it protects is consistent between any two of our statements.
@@ -83,8 +97,7 @@ impl Reactor {
             version: AtomicU64::new(0),
             watch: Mutex::default(),
             watching: AtomicBool::new(false),
-            kicked: Mutex::default(),
-            wake: Arc::new(Notify::new()),
+            kicks: Arc::default(),
             abandoned: AtomicBool::new(false),
             spin,
             thread: Mutex::new(None),
@@ -135,8 +148,8 @@ impl Reactor {
         self.poller.add(fd, id.key(lane))
     }
 
-    pub(crate) fn arm(&self, fd: BorrowedFd<'_>, id: SourceId, lane: usize, write: bool) -> Result<()> {
-        self.poller.arm(fd, id.key(lane), write)
+    pub(crate) fn arm(&self, fd: BorrowedFd<'_>, id: SourceId, lane: usize, read: bool, write: bool) -> Result<()> {
+        self.poller.arm(fd, id.key(lane), read, write)
     }
 
     pub(crate) fn deregister(&self, fd: BorrowedFd<'_>) {
@@ -152,21 +165,24 @@ impl Reactor {
             !self.watching.swap(true, Ordering::AcqRel)
         };
         if first {
-            self.wake.notify_one();
+            self.kicks.wake.notify_one();
         }
     }
 
     /// Calls [`Source::on_ready`] from the driver.
     pub(crate) fn kick(&self, id: SourceId, lane: usize) {
-        lock(&self.kicked).push((id, lane));
-        self.wake.notify_one();
+        self.kicks.kick(id, lane);
+    }
+
+    pub(crate) fn kicks(&self) -> &Arc<Kicks> {
+        &self.kicks
     }
 }
 
 impl Drop for Reactor {
     fn drop(&mut self) {
         // The driver sees that it is alone, and ends; so does the thread.
-        self.wake.notify_one();
+        self.kicks.wake.notify_one();
         if let Some(thread) = &*lock(&self.thread) {
             thread.unpark();
         }

@@ -37,8 +37,11 @@ impl Poller {
     }
 
     /// Watches for the next event. One that is already there counts, so nothing is lost between a last look and this call.
-    pub(crate) fn arm(&self, fd: BorrowedFd<'_>, key: u64, write: bool) -> Result<()> {
-        let mut flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ONESHOT;
+    pub(crate) fn arm(&self, fd: BorrowedFd<'_>, key: u64, read: bool, write: bool) -> Result<()> {
+        let mut flags = epoll::EventFlags::ONESHOT;
+        if read {
+            flags |= epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
+        }
         if write {
             flags |= epoll::EventFlags::OUT;
         }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Info, IpcLock, Limit, Probe};
+use super::{Cuda, Info, IpcLock, Limit, Probe};
 use crate::error::{Error, Result};
 
 /// How much a finding matters.
@@ -192,20 +192,41 @@ fn memory_files(probe: &Probe) -> Check {
 
 fn gpu(info: &Info) -> Check {
     const NAME: &str = "GPU";
-    const NO_ENGINE: &str = "this version of gpusock has no CUDA engine, and uses host memory only";
     let count = match info.gpus.len() {
-        0 => return finding(NAME, Severity::Ok, "no NVIDIA GPU", None),
+        // A driver for which the kernel shows no GPU: WSL, or a container without /proc/driver.
+        0 => match &info.cuda {
+            Some(cuda) if !cuda.devices.is_empty() => format!("{} CUDA devices", cuda.devices.len()),
+            _ => return finding(NAME, Severity::Ok, "no NVIDIA GPU", None),
+        },
         1 => "1 GPU".to_owned(),
         n => format!("{n} GPUs"),
     };
-    let (missing, fix) = if info.nvidia_driver.is_none() {
-        (" without the NVIDIA kernel driver", Some("install the driver, or: modprobe nvidia"))
-    } else if info.cuda_library.is_none() {
-        (" without libcuda.so.1", Some("install the driver's user-space part, or run the container with --gpus all"))
-    } else {
-        ("", None)
-    };
-    finding(NAME, Severity::Info, format!("{count}{missing}; {NO_ENGINE}"), fix)
+    if info.nvidia_driver.is_none() && info.cuda.as_ref().is_none_or(|cuda| cuda.devices.is_empty()) {
+        let fix = Some("install the driver, or: modprobe nvidia");
+        return finding(
+            NAME,
+            Severity::Warn,
+            format!("{count} without the NVIDIA kernel driver; GPU memory cannot be used"),
+            fix,
+        );
+    }
+    match &info.cuda {
+        Some(Cuda { driver: Some(version), problem: None, missing, .. }) if missing.is_empty() => {
+            finding(NAME, Severity::Ok, format!("{count}, with a driver for CUDA {version}"), None)
+        }
+        Some(Cuda { driver: Some(version), problem: None, missing, .. }) => {
+            let seen = format!("{count}, with a driver for CUDA {version} that lacks {}", missing.join("; "));
+            finding(NAME, Severity::Info, seen, Some("install a newer driver"))
+        }
+        Some(Cuda { problem: Some(problem), .. }) if info.cuda_library.is_some() => {
+            finding(NAME, Severity::Warn, format!("{count}; {problem}"), Some("run nvidia-smi, and see what it says"))
+        }
+        _ if info.cuda_library.is_none() => {
+            let fix = Some("install the driver's user-space part, or run the container with --gpus all");
+            finding(NAME, Severity::Warn, format!("{count} without libcuda.so.1; GPU memory cannot be used"), fix)
+        }
+        _ => finding(NAME, Severity::Ok, count, None),
+    }
 }
 
 fn rdma(probe: &Probe, info: &Info) -> Check {
@@ -384,7 +405,7 @@ mod tests {
         let driver = ("sys/module/nvidia/version", "580.65.06\n");
         assert!(check("GPU", &[gpu, driver]).seen.contains("without libcuda.so.1"));
         let found = check("GPU", &[gpu, driver, ("usr/lib64/libcuda.so.1", "")]);
-        assert_eq!((found.severity, found.fix), (Severity::Info, None));
+        assert_eq!((found.severity, found.fix), (Severity::Ok, None));
         // Bridges matter where there are both.
         let bridge = ("sys/bus/pci/devices/0000:00:01.0/class", "0x060400\n");
         assert_eq!(check("PCI", &[gpu, bridge]).severity, Severity::Ok);

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Cgroup, Gpu, Interface, IpcLock, Limit, Pci, Probe, RdmaDevice, RdmaFile, Tcp, number_after};
+use super::{Cgroup, Cuda, Gpu, Interface, IpcLock, Limit, Pci, Probe, RdmaDevice, RdmaFile, Tcp, number_after};
 
 /// What there is on a machine. Displays as a table.
 #[derive(Debug, Clone, PartialEq)]
@@ -45,6 +45,8 @@ pub struct Info {
     pub nvidia_peermem: bool,
     /// Where the CUDA driver library is.
     pub cuda_library: Option<String>,
+    /// What the CUDA driver says; `None` on a recorded machine.
+    pub cuda: Option<Cuda>,
     /// Where NVIDIA's management library is.
     pub nvml_library: Option<String>,
     /// RDMA devices that the kernel knows.
@@ -112,7 +114,7 @@ impl Probe {
         let driver = driver.map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
         Info {
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            engines: vec!["inproc".into(), "tcp".into()],
+            engines: ["inproc", "tcp", "cuda"].map(str::to_owned).into(),
             host: self.text("/proc/sys/kernel/hostname").unwrap_or_default(),
             kernel: self.text("/proc/sys/kernel/osrelease").unwrap_or_default(),
             cpus: self.text("/sys/devices/system/cpu/online").unwrap_or_default(),
@@ -133,6 +135,7 @@ impl Probe {
             nvidia_driver: driver.or_else(|| self.text("/sys/module/nvidia/version")),
             nvidia_peermem: self.exists("/sys/module/nvidia_peermem"),
             cuda_library: self.library("libcuda.so.1"),
+            cuda: self.live.then(crate::memory::cuda::describe),
             nvml_library: self.library("libnvidia-ml.so.1"),
             rdma_devices: self.rdma_devices(),
             rdma_files: self.rdma_files(),
@@ -258,6 +261,9 @@ impl Info {
         if self.gpus.is_empty() {
             row(f, "GPU", "none")?;
         }
+        if let Some(cuda) = &self.cuda {
+            cuda_rows(cuda, f)?;
+        }
         row(f, "NVIDIA driver", or(self.nvidia_driver.as_ref(), "not loaded"))?;
         row(f, "nvidia_peermem", if self.nvidia_peermem { "loaded" } else { "not loaded" })?;
         for device in &self.rdma_devices {
@@ -309,6 +315,34 @@ impl Info {
     }
 }
 
+fn cuda_rows(cuda: &Cuda, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    match (&cuda.driver, &cuda.problem) {
+        (Some(version), None) => row(f, "CUDA driver", format_args!("for CUDA {version}"))?,
+        (Some(version), Some(problem)) => row(f, "CUDA driver", format_args!("for CUDA {version}: {problem}"))?,
+        (None, problem) => row(f, "CUDA driver", or(problem.as_ref(), "none"))?,
+    }
+    for missing in &cuda.missing {
+        row(f, "", format_args!("too old for {missing}"))?;
+    }
+    for device in &cuda.devices {
+        let can = [(device.descriptors, "descriptors"), (device.gpudirect_rdma, "GPUDirect RDMA"), (device.dma_buf, "dma-buf")];
+        let can: Vec<_> = can.iter().filter(|(can, _)| *can).map(|(_, name)| *name).collect();
+        let shared = if can.is_empty() { "none".to_owned() } else { can.join(", ") };
+        row(
+            f,
+            &format!("cuda:{}", device.ordinal),
+            format_args!(
+                "{} at {}, compute capability {}, {}; memory can be shared by: {shared}",
+                device.name,
+                device.address,
+                device.capability,
+                bytes(device.memory)
+            ),
+        )?;
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::checks::fixture;
@@ -319,7 +353,10 @@ mod tests {
         assert!(!info.kernel.is_empty() && info.memory > 0 && !info.cpus.is_empty());
         assert!(info.memory_available.is_some_and(|bytes| bytes <= info.memory));
         let shown = info.to_string();
-        assert!(shown.contains("engines: inproc, tcp") && shown.contains("PCI ACS"), "{shown}");
+        assert!(
+            shown.contains("engines: inproc, tcp, cuda") && shown.contains("CUDA driver") && shown.contains("PCI ACS"),
+            "{shown}"
+        );
     }
 
     #[test]

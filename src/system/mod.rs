@@ -1,9 +1,11 @@
 //! Facts about the machine, and checks of what keeps it from its best path.
 //!
 //! Everything is read from files below a root, so that the decisions can be tested on recorded machines. Nothing is opened that
-//! would touch a device: a GPU or a NIC is only looked at where the kernel describes it.
+//! would touch a device: a GPU or a NIC is only looked at where the kernel describes it. The one exception is the CUDA driver of this machine,
+//! which is asked for its devices without opening any.
 
 mod checks;
+mod cuda;
 mod devices;
 mod info;
 mod limits;
@@ -12,6 +14,7 @@ mod network;
 use std::path::PathBuf;
 
 pub use checks::{Check, Severity};
+pub use cuda::{Cuda, CudaDevice};
 pub use devices::{Gid, Gpu, Pci, RdmaDevice, RdmaFile, RdmaPort};
 pub use info::{HugePages, Info, Namespace, NumaNode};
 pub use limits::{Cgroup, IpcLock, Limit};

@@ -13,7 +13,9 @@ pub(crate) const PRELUDE: usize = 8;
 /// The longest header of any kind, prelude included.
 pub(crate) const HEAD_MAX: usize = 64;
 /// The longest payload of one frame. Longer transfers are cut into segments.
-pub(crate) const PAYLOAD_MAX: u32 = 4 << 20;
+pub(crate) const PAYLOAD_MAX: u32 = 1 << 30;
+/// The longest segment that two processes agree on.
+pub(crate) const SEGMENT_MAX: u32 = 4 << 20;
 
 /// `WRITE`: deliver a notification when the whole operation has landed.
 pub(crate) const FLAG_NOTIFY: u8 = 1;

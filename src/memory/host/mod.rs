@@ -1,6 +1,5 @@
-//! Host memory: memory files, the heap, and what the user brings.
+//! Host memory: memory files, the heap, what the user brings, and chunks of pinned pools.
 
 mod region;
 
-pub use region::HostMemory;
-pub(crate) use region::Region;
+pub(crate) use region::HostRegion;

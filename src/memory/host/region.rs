@@ -2,7 +2,6 @@
 
 use std::alloc::Layout;
 use std::fmt;
-use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
 use bytes::Bytes;
@@ -11,6 +10,7 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::error::{Error, Result};
+use crate::memory::cuda::staging::Taken;
 
 /// Allocations from this size on are files in memory, whose pages can be handed to a socket as they are.
 const FILE_MIN: u64 = 256 << 10;
@@ -18,7 +18,7 @@ const FILE_MIN: u64 = 256 << 10;
 const ALIGN: usize = 64;
 
 /// Memory at a fixed address, freed when the last reference goes.
-pub(crate) struct Region {
+pub(crate) struct HostRegion {
     base: NonNull<u8>,
     len: u64,
     writable: bool,
@@ -35,21 +35,23 @@ enum Backing {
     Vec(usize),
     /// Kept for its drop.
     Bytes(#[allow(dead_code)] Bytes),
+    /// A chunk of a pinned pool, which gets it back.
+    Pinned(#[allow(dead_code)] Taken),
 }
 
 // SAFETY: a region is an address, a length and an owner. Its bytes are reached only through raw pointers, by holders of a share of a
 // buffer's borrow state, which excludes conflicting access from any thread.
-unsafe impl Send for Region {}
+unsafe impl Send for HostRegion {}
 // SAFETY: as above.
-unsafe impl Sync for Region {}
+unsafe impl Sync for HostRegion {}
 
-impl fmt::Debug for Region {
+impl fmt::Debug for HostRegion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Region").field("len", &self.len).field("writable", &self.writable).finish_non_exhaustive()
+        f.debug_struct("HostRegion").field("len", &self.len).field("writable", &self.writable).finish_non_exhaustive()
     }
 }
 
-impl Region {
+impl HostRegion {
     /// Zeroed bytes.
     pub(crate) fn alloc(len: u64) -> Result<Self> {
         let size = usize::try_from(len).ok().filter(|&size| size <= isize::MAX as usize - ALIGN);
@@ -58,7 +60,7 @@ impl Region {
             return Err(Error::invalid(format!("{len} bytes are more than this machine's memory of {memory} bytes")));
         };
         if size == 0 {
-            return Ok(Region { base: NonNull::dangling(), len, writable: true, backing: Backing::Empty });
+            return Ok(HostRegion { base: NonNull::dangling(), len, writable: true, backing: Backing::Empty });
         }
         if len >= FILE_MIN {
             match Self::file(size) {
@@ -71,7 +73,12 @@ impl Region {
         // SAFETY: the layout's size is not zero.
         let pointer = unsafe { std::alloc::alloc_zeroed(layout) };
         let base = NonNull::new(pointer).ok_or_else(|| Error::io(format!("allocating {len} bytes"), Errno::NOMEM))?;
-        Ok(Region { base, len, writable: true, backing: Backing::Heap(layout) })
+        Ok(HostRegion { base, len, writable: true, backing: Backing::Heap(layout) })
+    }
+
+    /// A chunk of pinned memory, of `len` bytes from `base` on.
+    pub(crate) fn pinned(base: NonNull<u8>, len: usize, taken: Taken) -> Self {
+        HostRegion { base, len: len as u64, writable: true, backing: Backing::Pinned(taken) }
     }
 
     fn file(size: usize) -> Result<Self, Errno> {
@@ -84,7 +91,25 @@ impl Region {
             rustix::mm::mmap(std::ptr::null_mut(), size, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &fd, 0)?
         };
         let base = NonNull::new(pointer.cast()).ok_or(Errno::NOMEM)?;
-        Ok(Region { base, len: size as u64, writable: true, backing: Backing::File })
+        Ok(HostRegion { base, len: size as u64, writable: true, backing: Backing::File })
+    }
+
+    /// The bytes of a vector.
+    pub(crate) fn of_vec(bytes: Vec<u8>) -> Self {
+        let mut parts = std::mem::ManuallyDrop::new(bytes);
+        let base = NonNull::new(parts.as_mut_ptr()).unwrap_or(NonNull::dangling());
+        HostRegion { base, len: parts.len() as u64, writable: true, backing: Backing::Vec(parts.capacity()) }
+    }
+
+    /// Bytes that are read-only for good.
+    pub(crate) fn of_bytes(bytes: Bytes) -> Self {
+        let base = NonNull::new(bytes.as_ptr().cast_mut()).unwrap_or(NonNull::dangling());
+        HostRegion { base, len: bytes.len() as u64, writable: false, backing: Backing::Bytes(bytes) }
+    }
+
+    /// Bytes of the program, read-only for good.
+    pub(crate) fn of_static(bytes: &'static [u8]) -> Self {
+        HostRegion { base: NonNull::from(bytes).cast(), len: bytes.len() as u64, writable: false, backing: Backing::Empty }
     }
 
     pub(crate) fn len(&self) -> u64 {
@@ -107,10 +132,10 @@ impl Region {
     }
 }
 
-impl Drop for Region {
+impl Drop for HostRegion {
     fn drop(&mut self) {
         match &self.backing {
-            Backing::Empty | Backing::Bytes(_) => {}
+            Backing::Empty | Backing::Bytes(_) | Backing::Pinned(_) => {}
             // SAFETY: allocated with this layout, and this is the last reference.
             Backing::Heap(layout) => unsafe { std::alloc::dealloc(self.base.as_ptr(), *layout) },
             Backing::File => {
@@ -131,51 +156,4 @@ impl Drop for Region {
 fn memory_of_the_machine() -> u64 {
     let info = rustix::system::sysinfo();
     (info.totalram as u64).saturating_add(info.totalswap as u64).saturating_mul(u64::from(info.mem_unit.max(1)))
-}
-
-mod sealed {
-    pub trait Sealed {}
-    impl Sealed for Vec<u8> {}
-    impl Sealed for Box<[u8]> {}
-    impl Sealed for bytes::Bytes {}
-    impl Sealed for &'static [u8] {}
-}
-
-/// Host memory that a user owns and can hand over: `Vec<u8>` and `Box<[u8]>`; for reading only, `Bytes` and `&'static [u8]`.
-pub trait HostMemory: sealed::Sealed {
-    #[doc(hidden)]
-    #[allow(private_interfaces)]
-    fn into_region(self) -> Region;
-}
-
-impl HostMemory for Vec<u8> {
-    #[allow(private_interfaces)]
-    fn into_region(self) -> Region {
-        let mut parts = ManuallyDrop::new(self);
-        let base = NonNull::new(parts.as_mut_ptr()).unwrap_or(NonNull::dangling());
-        Region { base, len: parts.len() as u64, writable: true, backing: Backing::Vec(parts.capacity()) }
-    }
-}
-
-impl HostMemory for Box<[u8]> {
-    #[allow(private_interfaces)]
-    fn into_region(self) -> Region {
-        self.into_vec().into_region()
-    }
-}
-
-impl HostMemory for Bytes {
-    #[allow(private_interfaces)]
-    fn into_region(self) -> Region {
-        let base = NonNull::new(self.as_ptr().cast_mut()).unwrap_or(NonNull::dangling());
-        Region { base, len: self.len() as u64, writable: false, backing: Backing::Bytes(self) }
-    }
-}
-
-impl HostMemory for &'static [u8] {
-    #[allow(private_interfaces)]
-    fn into_region(self) -> Region {
-        let base = NonNull::from(self).cast();
-        Region { base, len: self.len() as u64, writable: false, backing: Backing::Empty }
-    }
 }

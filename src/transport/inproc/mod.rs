@@ -1,16 +1,17 @@
 //! Both sides in one process: headers go through a queue, and the receiver copies a payload straight from the sender's memory into its
-//! destination. Short messages that must be copied before their send ends travel through the queue's own bytes.
+//! destination. Short messages that must be copied before their send ends travel through the queue's own bytes. Where either memory is a
+//! device's, the copy is the device's, and the sender's memory is let go of when it is done.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use crate::error::Error;
-use crate::memory::Chunk;
+use crate::memory::{Chunk, HostRegion, Region};
 use crate::proto::Sent;
 use crate::reactor::{Reactor, SourceId, lock};
 use crate::transport::tcp::rx::violation;
-use crate::transport::{Dest, Received, Receiver, Sender, Sink};
+use crate::transport::{Dest, ReadMark, Received, Receiver, Sender, Sink};
 use crate::wire::frame::{HEAD_MAX, Prelude};
 
 /// Bytes of copied payload, and frames, that may wait in one direction.
@@ -27,8 +28,8 @@ enum Body {
     None,
     /// This many bytes of the queue's own.
     Copied(usize),
-    /// The sender's memory, until it was read.
-    Memory(Chunk),
+    /// The sender's memory, until it was read, and the place of its mark.
+    Memory(Chunk, u64),
 }
 
 #[derive(Default)]
@@ -44,13 +45,40 @@ struct Pipe {
     queue: Mutex<Queue>,
     /// What the receiver has taken out and is working on.
     taken: Mutex<Queue>,
-    /// Frames with memory that the receiver has read.
-    read: AtomicU64,
+    /// Which frames with memory the receiver has read.
+    marks: Arc<Marks>,
     /// The receiver sleeps; the sender waits for room.
     receiver_sleeps: AtomicBool,
     sender_waits: AtomicBool,
     receiver: Mutex<Option<Bell>>,
     sender: Mutex<Option<Bell>>,
+}
+
+/// Frames with memory that the receiver may hold at a time.
+const MARKS: usize = 2048;
+
+/// One bit for each frame with memory, counted from the first: the receiver has read it. Copies by devices end in any order.
+#[derive(Debug)]
+pub(crate) struct Marks([AtomicBool; MARKS]);
+
+impl Default for Marks {
+    fn default() -> Self {
+        Marks([const { AtomicBool::new(false) }; MARKS])
+    }
+}
+
+impl Marks {
+    pub(crate) fn set(&self, index: u64) {
+        self.0[index as usize % MARKS].store(true, Ordering::Release);
+    }
+
+    fn is_set(&self, index: u64) -> bool {
+        self.0[index as usize % MARKS].load(Ordering::Acquire)
+    }
+
+    fn clear(&self, index: u64) {
+        self.0[index as usize % MARKS].store(false, Ordering::Relaxed);
+    }
 }
 
 /// How to wake one end.
@@ -142,44 +170,59 @@ pub(crate) struct InprocReceiver {
 }
 
 impl InprocReceiver {
+    /// Answers how many bytes were taken in.
     fn deliver(&self, taken: &mut Queue, frame: &Frame, sink: &mut dyn Sink) -> Result<u64, Error> {
         let head = &frame.head[..usize::from(frame.head_len)];
         let prelude = Prelude::parse(head).map_err(|e| violation(&e))?;
-        let (dest, token) = sink.frame(head, prelude.payload_len() as u32)?;
+        let (dest, arrival) = sink.frame(head, prelude.payload_len() as u32, true)?;
         let len = prelude.payload_len();
-        let failed = match &frame.body {
-            Body::None => Ok(()),
+        match &frame.body {
+            Body::None => {}
             Body::Copied(_) => {
                 let (front, back) = taken.bytes.as_slices();
                 let front = &front[..front.len().min(len)];
                 let back = &back[..len - front.len()];
                 match &dest {
                     Dest::Sink => {
-                        sink.put(&token, 0, front);
-                        sink.put(&token, front.len(), back);
-                        Ok(())
+                        sink.put(&arrival.token, 0, front);
+                        sink.put(&arrival.token, front.len(), back);
                     }
-                    Dest::Memory(to) => to.write_from(0, front).and_then(|()| to.write_from(front.len() as u64, back)),
-                    Dest::Discard => Ok(()),
+                    Dest::Memory(to) if to.device().is_some() => {
+                        // Kept until the device has read it.
+                        let bytes = HostRegion::of_vec([front, back].concat());
+                        sink.carry(Chunk::whole(Arc::new(Region::Host(bytes))), to.clone(), arrival, None)?;
+                        return Ok(len as u64);
+                    }
+                    Dest::Memory(to) => to.write_from(0, front).and_then(|()| to.write_from(front.len() as u64, back))?,
+                    Dest::Discard | Dest::Later => {}
                 }
             }
-            Body::Memory(from) => match &dest {
-                Dest::Memory(to) => {
-                    sink.pause();
-                    let copied = from.copy_to(to);
-                    sink.resume();
-                    copied
+            Body::Memory(from, index) => {
+                let read = ReadMark { marks: Arc::clone(&self.pipe.marks), index: *index };
+                match &dest {
+                    Dest::Memory(to) if from.device().or(to.device()).is_some() => {
+                        sink.carry(from.clone(), to.clone(), arrival, Some(read))?;
+                        return Ok(len as u64);
+                    }
+                    Dest::Memory(to) => {
+                        sink.pause();
+                        let copied = from.copy_to(to);
+                        sink.resume();
+                        copied?;
+                    }
+                    Dest::Sink => {
+                        // Frames for which a buffer is right are short, and from host memory.
+                        let mut bytes = vec![0; len];
+                        from.read_into(0, &mut bytes)?;
+                        sink.put(&arrival.token, 0, &bytes);
+                    }
+                    Dest::Discard | Dest::Later => {}
                 }
-                Dest::Sink => {
-                    // Frames for which a buffer is right are short.
-                    let mut bytes = vec![0; len];
-                    from.read_into(0, &mut bytes).map(|()| sink.put(&token, 0, &bytes))
-                }
-                Dest::Discard => Ok(()),
-            },
-        };
-        failed?;
-        sink.landed(token)?;
+                // Before the sender can hear of it.
+                read.marks.set(read.index);
+            }
+        }
+        sink.landed(dest, arrival)?;
         Ok(len as u64)
     }
 }
@@ -212,9 +255,8 @@ impl Receiver for InprocReceiver {
                     let n = n.min(taken.bytes.len());
                     taken.bytes.drain(..n);
                 }
-                if let Body::Memory(chunk) = frame.body {
-                    drop(chunk);
-                    self.pipe.read.fetch_add(1, Ordering::Release);
+                if let (Body::Memory(_, index), Err(_)) = (&frame.body, &result) {
+                    self.pipe.marks.set(*index);
                 }
                 match result {
                     Ok(n) => total += n as usize,
@@ -253,8 +295,12 @@ pub(crate) struct InprocSender {
 }
 
 impl Sender for InprocSender {
+    fn takes_devices(&self) -> bool {
+        true
+    }
+
     fn has_room(&self) -> bool {
-        lock(&self.pipe.queue).has_room()
+        self.waiting.len() < MARKS && lock(&self.pipe.queue).has_room()
     }
 
     fn push(&mut self, head: &[u8], payload: Option<Chunk>, sent: Sent) {
@@ -263,7 +309,7 @@ impl Sender for InprocSender {
         let mut queue = lock(&self.pipe.queue);
         let mut by_reference = false;
         match payload {
-            Some(chunk) if sent.needs_copy() || chunk.len() <= 256 => {
+            Some(chunk) if chunk.device().is_none() && (sent.needs_copy() || chunk.len() <= 256) => {
                 let (at, n) = (queue.bytes.len(), chunk.len() as usize);
                 queue.bytes.resize(at + n, 0);
                 let (front, back) = queue.bytes.as_mut_slices();
@@ -277,8 +323,9 @@ impl Sender for InprocSender {
             }
             Some(chunk) => {
                 by_reference = true;
+                self.pipe.marks.clear(self.handed);
+                frame.body = Body::Memory(chunk, self.handed);
                 self.handed += 1;
-                frame.body = Body::Memory(chunk);
             }
             None => {}
         }
@@ -291,10 +338,9 @@ impl Sender for InprocSender {
     }
 
     fn flush(&mut self, done: &mut Vec<Sent>) -> Result<bool, Error> {
-        let read = self.pipe.read.load(Ordering::Acquire);
         while let Some(&(by_reference, sent)) = self.waiting.front() {
             if by_reference {
-                if self.released >= read {
+                if !self.pipe.marks.is_set(self.released) {
                     break;
                 }
                 self.released += 1;
@@ -309,10 +355,7 @@ impl Sender for InprocSender {
     }
 
     fn is_idle(&self) -> bool {
-        let stuck = self
-            .waiting
-            .front()
-            .is_none_or(|&(by_reference, _)| by_reference && self.released >= self.pipe.read.load(Ordering::Acquire));
+        let stuck = self.waiting.front().is_none_or(|&(by_reference, _)| by_reference && !self.pipe.marks.is_set(self.released));
         stuck && !self.pushed
     }
 

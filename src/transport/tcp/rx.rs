@@ -9,9 +9,8 @@ use rustix::net::RecvFlags;
 
 use crate::error::Error;
 use crate::memory::Chunk;
-use crate::proto::Token;
 use crate::transport::tcp::tx::PAGES_MIN;
-use crate::transport::{Dest, Received, Receiver, Sink};
+use crate::transport::{Arrival, Dest, Received, Receiver, Sink};
 use crate::wire::frame::{PRELUDE, Prelude};
 
 /// Holds headers, small payloads, and the beginnings of large ones. An idle endpoint keeps it, so it is small.
@@ -20,7 +19,7 @@ const BUFFER: usize = 16 << 10;
 /// A payload that has not wholly come yet.
 struct Pending {
     dest: Dest,
-    token: Token,
+    arrival: Arrival,
     at: usize,
     len: usize,
 }
@@ -43,14 +42,22 @@ impl TcpReceiver {
     fn parse(&mut self, sink: &mut dyn Sink) -> Result<(), Error> {
         loop {
             if let Some(pending) = &mut self.pending {
+                if matches!(pending.dest, Dest::Later) {
+                    pending.dest = sink.place(&pending.arrival)?;
+                    if matches!(pending.dest, Dest::Later) {
+                        return Ok(());
+                    }
+                }
                 let n = (pending.len - pending.at).min(self.end - self.start);
                 let bytes = &self.buffer[self.start..self.start + n];
                 if n > 0 {
                     match &pending.dest {
-                        Dest::Sink => sink.put(&pending.token, pending.at, bytes),
-                        Dest::Memory(chunk) if sink.wants(&pending.token) => chunk.write_from(pending.at as u64, bytes)?,
+                        Dest::Sink => sink.put(&pending.arrival.token, pending.at, bytes),
+                        Dest::Memory(chunk) if sink.wants(&pending.arrival.token) => {
+                            chunk.write_from(pending.at as u64, bytes)?
+                        }
                         Dest::Memory(_) => pending.dest = Dest::Discard,
-                        Dest::Discard => {}
+                        Dest::Discard | Dest::Later => {}
                     }
                     pending.at += n;
                     self.start += n;
@@ -58,12 +65,11 @@ impl TcpReceiver {
                 if pending.at < pending.len {
                     return Ok(());
                 }
-                let (token, long) = (pending.token, pending.len >= PAGES_MIN as usize);
-                self.pending = None;
-                if long {
+                let Some(Pending { dest, arrival, len, .. }) = self.pending.take() else { continue };
+                if len >= PAGES_MIN as usize {
                     check_reset(&self.socket)?;
                 }
-                sink.landed(token)?;
+                sink.landed(dest, arrival)?;
                 continue;
             }
             let bytes = &self.buffer[self.start..self.end];
@@ -72,9 +78,9 @@ impl TcpReceiver {
             }
             let prelude = Prelude::parse(bytes).map_err(|e| violation(&e))?;
             let Some(head) = bytes.get(..prelude.head_len()) else { return Ok(()) };
-            let (dest, token) = sink.frame(head, prelude.payload_len() as u32)?;
+            let (dest, arrival) = sink.frame(head, prelude.payload_len() as u32, false)?;
             self.start += prelude.head_len();
-            self.pending = Some(Pending { dest, token, at: 0, len: prelude.payload_len() });
+            self.pending = Some(Pending { dest, arrival, at: 0, len: prelude.payload_len() });
         }
     }
 
@@ -95,7 +101,7 @@ impl TcpReceiver {
         self.compact();
         let direct = match &mut self.pending {
             Some(pending) if matches!(pending.dest, Dest::Memory(_)) => {
-                if sink.wants(&pending.token) {
+                if sink.wants(&pending.arrival.token) {
                     let Dest::Memory(chunk) = &pending.dest else { return Ok(None) };
                     chunk.sub(pending.at as u64, (pending.len - pending.at) as u64)
                 } else {
@@ -146,6 +152,16 @@ impl Receiver for TcpReceiver {
         }
         let mut total = 0;
         let result = loop {
+            if self.is_stalled() {
+                // Perhaps there is pinned memory by now.
+                sink.resume();
+                if let Err(error) = self.parse(sink) {
+                    break Err(error);
+                }
+                if self.is_stalled() {
+                    break Ok(Received::Idle { any: total > 0 });
+                }
+            }
             match self.receive(sink) {
                 Ok(None) => break Ok(Received::Idle { any: total > 0 }),
                 Ok(Some(0)) => break Ok(Received::End),
@@ -172,10 +188,14 @@ impl Receiver for TcpReceiver {
 
     fn review(&mut self, sink: &mut dyn Sink) {
         if let Some(pending) = &mut self.pending {
-            if !sink.wants(&pending.token) {
+            if !sink.wants(&pending.arrival.token) {
                 pending.dest = Dest::Discard;
             }
         }
+    }
+
+    fn is_stalled(&self) -> bool {
+        matches!(&self.pending, Some(Pending { dest: Dest::Later, .. }))
     }
 
     fn shut(&mut self) {
