@@ -684,6 +684,10 @@ impl Source for Conn {
         // A device that has failed rings for nobody.
         self.follow_copies();
         cuda::reap();
+        let lost = if cuda::any_lost() { self.lock().lost_memory() } else { None };
+        if let Some(error) = lost {
+            return self.fail(&error);
+        }
         let stalled = self.lanes.iter().any(|lane| lane.stalled.load(Ordering::Relaxed));
         let (silent, linger) = {
             let mut state = self.lock();

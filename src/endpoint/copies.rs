@@ -150,11 +150,13 @@ impl Copies {
         self.count.load(Ordering::Acquire) == 0
     }
 
-    /// Looks at all jobs, and hands out what follows those that are over. Somebody else who looks at the same time is enough.
+    /// Looks at all jobs, and hands out what follows those that are over.
+    ///
+    /// Waits for whoever else looks: that one may be past the job that has just rung, or be arming it, and would ring no second time.
     pub(crate) fn poll(&self, gpu: &Gpu, follow: &mut Vec<Then>) -> Result<(), Error> {
         let mut over = Vec::new();
         let mut failed = Ok(());
-        let Ok(mut jobs) = self.jobs.try_lock() else { return Ok(()) };
+        let mut jobs = lock(&self.jobs);
         let mut i = 0;
         while i < jobs.len() {
             let ended = match jobs[i].poll(gpu) {

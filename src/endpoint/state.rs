@@ -276,6 +276,13 @@ impl State {
         }
     }
 
+    /// Why memory that the peer or an operation uses can no longer be reached.
+    pub(crate) fn lost_memory(&mut self) -> Option<Error> {
+        let held = self.ops.iter_mut().filter_map(|(_, op)| op.held.chunk(0)?.device());
+        let exposed = self.exposures.iter().flatten().filter_map(Chunk::device);
+        held.chain(exposed).find_map(|device| device.usable().err())
+    }
+
     /// Removes an operation; its memory is let go of outside the lock.
     pub(crate) fn bury(&mut self, op: OpId) {
         if let Some(slot) = self.ops.remove(op.0) {

@@ -50,6 +50,12 @@ pub(crate) fn reap() {
     opened.for_each(|device| device.limbo.reap());
 }
 
+/// Whether a device has failed. Asks those that have been opened, so that it is noticed while nothing is under way on them.
+pub(crate) fn any_lost() -> bool {
+    let opened = DEVICES.get().into_iter().flatten().filter_map(|slot| slot.get()?.as_ref().ok());
+    opened.fold(false, |lost, device| device.ask().is_err() | lost)
+}
+
 /// The device with this ordinal.
 pub(crate) fn device(ordinal: u32) -> Result<&'static Device> {
     let driver = driver().map_err(|why| Error::Unsupported { what: format!("cuda:{ordinal}: {why}").into() })?;

@@ -21,7 +21,7 @@ pub(crate) mod topology;
 pub(crate) mod transfer;
 
 pub(crate) use describe::describe;
-pub(crate) use device::{Device, device, reap};
+pub(crate) use device::{Device, any_lost, device, reap};
 pub(crate) use limbo::Until;
 pub use ordered::{RawStream, StreamOrder};
 pub(crate) use region::CudaRegion;

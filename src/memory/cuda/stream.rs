@@ -150,6 +150,13 @@ impl Drop for Event {
 }
 
 impl Device {
+    /// Whether the device still works.
+    pub(crate) fn ask(&'static self) -> Result<()> {
+        self.usable()?;
+        // A stream of our own: to ask the default one would break the capture of a graph elsewhere in the process.
+        self.stream_set()?.first().map_or(Ok(()), Stream::query)
+    }
+
     fn stream_set(&'static self) -> Result<&'static [Stream]> {
         self.streams.set.get_or_init(|| self.open_streams()).as_deref().map_err(Clone::clone)
     }
@@ -314,6 +321,10 @@ impl Stream {
             return self.device.usable();
         }
         self.asked.store(now, Ordering::Relaxed);
+        self.query()
+    }
+
+    fn query(&self) -> Result<()> {
         let _current = self.device.enter()?;
         // SAFETY: the stream is ours.
         match unsafe { (self.device.driver.table.stream_query)(self.handle) } {
