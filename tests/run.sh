@@ -83,6 +83,18 @@ loom() {
   grep -qE '^test result: ok. [1-9]' "$work/log"
 }
 
+# GPU memory on a model of the driver, once as today's drivers are and once for each thing that a driver may lack.
+gpu_model() {
+  local dir=$PWD/$target/cuda_model
+  mkdir -p "$dir" || return 1
+  cc -std=gnu11 -O2 -Wall -Wextra -Werror -shared -fPIC -pthread -Wl,-soname,libcuda.so.1 -o "$dir/libcuda.so.1" tests/cuda_model/cuda.c || return 1
+  if cargo nextest --version >/dev/null 2>&1; then
+    env "$@" LD_LIBRARY_PATH="$dir" cargo nextest run --locked --no-fail-fast --test gpu
+  else
+    env "$@" LD_LIBRARY_PATH="$dir" cargo test --locked --test gpu -- --test-threads=1
+  fi
+}
+
 # The oldest Rust that is promised, as Debian has it (rustc-web): unpacked beside the build, not installed. 2: it cannot be had.
 msrv() {
   local dir=$PWD/$target/msrv version arch=x86_64-linux-gnu
@@ -103,6 +115,8 @@ step 'format' cargo fmt --check
 step 'clippy' cargo clippy --locked --all-targets -- -D warnings
 step 'clippy, library alone' cargo clippy --locked --no-default-features --lib --tests -- -D warnings
 step 'tests' tests
+step 'GPU memory, on a model' gpu_model MODEL_DEVICES=1
+step 'the same, two GPUs, few abilities' gpu_model MODEL_DEVICES=2 MODEL_NO_PEER=1 MODEL_NO_VMM=1 MODEL_NO_WRITE_VALUE=1
 step 'tests of the examples' examples_tests
 step 'doctests' cargo test --locked --doc
 step 'documentation' docs
@@ -132,7 +146,11 @@ else
   not_run 'Rust 1.85' 'it is taken from Debian for x86-64, as root'
 fi
 not_run 'fuzz targets' 'they need cargo-fuzz and a nightly Rust; their bodies run under proptest in the tests'
-not_run 'GPU memory' 'this version has no CUDA engine'
+if [ -e /dev/nvidiactl ]; then
+  step 'GPU memory, on the GPU' cargo test --locked --test gpu -- --test-threads=1
+else
+  not_run 'GPU memory, on a GPU' 'this machine has none (tests/gpu-pack.sh packs the tests for one that has)'
+fi
 not_run 'RDMA' 'this version has no verbs engine'
 
 printf '\n'

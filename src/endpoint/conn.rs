@@ -258,6 +258,9 @@ impl Conn {
                 Err(error) => self.fail(&error),
             }
         }
+        if self.copies.is_fresh() {
+            moved.received |= self.follow_copies();
+        }
         if moved.received {
             self.check_close();
         }
@@ -413,8 +416,12 @@ impl Conn {
         if !self.copies.is_empty() {
             self.copies.arm(&self.gpu().ring)?;
         }
-        for lane in self.lanes.iter().filter(|lane| lane.waiting.load(Ordering::Relaxed)) {
+        for (i, lane) in self.lanes.iter().enumerate().filter(|(_, lane)| lane.waiting.load(Ordering::Relaxed)) {
             lock(&lane.tx).ahead.arm(&self.gpu().ring)?;
+            // Who wanted the lane meanwhile, for the ring of a device that was done at once, found it taken.
+            if lane.dirty.load(Ordering::SeqCst) {
+                self.kick(i);
+            }
         }
         Ok(())
     }
@@ -672,10 +679,11 @@ impl Source for Conn {
         }
         let spins = matches!(self.reactor.spin, Spin::Adaptive | Spin::Always);
         let driven = self.activity.load(Ordering::Relaxed) != self.seen.load(Ordering::Relaxed);
-        if spins && driven {
+        if spins && driven && !self.has_copies() && !self.is_waiting() {
             // Futures are at it, and will look themselves.
             self.watch();
         } else {
+            // Also where a device has just been given work: the futures that wait for it slept, or this would not have been called.
             self.arm();
         }
     }

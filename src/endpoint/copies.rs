@@ -131,6 +131,8 @@ pub(crate) struct Copies {
     jobs: Mutex<Vec<Job>>,
     /// How many there are, so that a connection without any pays one load a look.
     count: AtomicUsize,
+    /// Some were never looked at, and so were not begun.
+    fresh: AtomicBool,
     /// The connection is over: only what stays on this side goes on.
     ended: AtomicBool,
 }
@@ -143,11 +145,17 @@ impl Copies {
             return drop(job);
         }
         jobs.push(job);
+        self.fresh.store(true, Ordering::Release);
         self.count.store(jobs.len(), Ordering::Release);
     }
 
     pub(crate) fn is_empty(&self) -> bool {
         self.count.load(Ordering::Acquire) == 0
+    }
+
+    /// Whether there are jobs that only a look begins.
+    pub(crate) fn is_fresh(&self) -> bool {
+        self.fresh.load(Ordering::Acquire)
     }
 
     /// Looks at all jobs, and hands out what follows those that are over.
@@ -157,6 +165,7 @@ impl Copies {
         let mut over = Vec::new();
         let mut failed = Ok(());
         let mut jobs = lock(&self.jobs);
+        self.fresh.store(false, Ordering::Release);
         let mut i = 0;
         while i < jobs.len() {
             let ended = match jobs[i].poll(gpu) {
@@ -189,9 +198,13 @@ impl Copies {
         failed
     }
 
-    /// Has the ring called as jobs get done.
+    /// Has the ring called as jobs get done, and at once for those that were not begun.
     pub(crate) fn arm(&self, ring: &Ring) -> Result<(), Error> {
-        lock(&self.jobs).iter_mut().try_for_each(|job| job.arm(ring))
+        let mut jobs = lock(&self.jobs);
+        if self.is_fresh() {
+            ring();
+        }
+        jobs.iter_mut().try_for_each(|job| job.arm(ring))
     }
 
     /// Whether something is still on its way into an exposure.

@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use super::Device;
@@ -54,6 +54,8 @@ pub(crate) struct Stream {
     word: &'static AtomicU32,
     word_on_device: DevicePtr,
     queue: Mutex<Queue>,
+    /// Whether any work has an event behind it instead of a number that the device writes.
+    by_event: AtomicBool,
     looks: AtomicU32,
     /// When the driver was asked last.
     asked: AtomicU64,
@@ -193,6 +195,7 @@ impl Device {
                 word,
                 word_on_device,
                 queue: Mutex::new(queue),
+                by_event: AtomicBool::new(!works),
                 looks: AtomicU32::new(0),
                 asked: AtomicU64::new(0),
             });
@@ -286,6 +289,7 @@ impl Stream {
             }
             (events, _) => Event::record(device, self.handle).map(|event| {
                 events.get_or_insert_default().push_back((number, event));
+                self.by_event.store(true, Ordering::Release);
             }),
         };
         if let Err(error) = marked {
@@ -307,8 +311,9 @@ impl Stream {
     /// What a look at the word does not show.
     fn ask(&self) -> Result<()> {
         let looks = self.looks.fetch_add(1, Ordering::Relaxed);
-        if let Ok(mut queue) = self.queue.try_lock() {
-            if let Some(events) = &mut queue.events {
+        if self.by_event.load(Ordering::Acquire) {
+            // Waits for whoever else is at it: a look that follows a ring must see what rang.
+            if let Some(events) = &mut lock(&self.queue).events {
                 while events.front().is_some_and(|(_, event)| event.is_reached()) {
                     if let Some((number, _event)) = events.pop_front() {
                         self.word.store(number, Ordering::Release);
