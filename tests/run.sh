@@ -108,7 +108,7 @@ msrv() {
   export LD_LIBRARY_PATH=$dir/root/usr/lib/$arch:$dir/root/lib/$arch:$dir/root/usr/lib/llvm-19/lib
   export RUSTC=$dir/root/usr/bin/rustc
   "$RUSTC" -vV && "$dir/root/usr/bin/cargo" --version || return 2
-  "$dir/root/usr/bin/cargo" check --locked --target-dir "$dir/target"
+  "$dir/root/usr/bin/cargo" check --locked --no-default-features --features cli --target-dir "$dir/target"
 }
 
 step 'format' cargo fmt --check

@@ -230,7 +230,7 @@ impl GpuBuf {
     /// far, or for the event. Call it after launching a kernel that writes the buffer, before [`send`](crate::GpuEndpoint::send); or after
     /// one that reads it, before it is received into. Several streams add up. A buffer that is dropped is freed behind them.
     ///
-    /// `order` is a `CudaStream` or `CudaEvent` of cudarc (feature `cudarc`), or a [`RawStream`].
+    /// `order` is a `CudaStream` or `CudaEvent` of cudarc (feature `cudarc`), or a [`RawStream`](crate::RawStream).
     ///
     /// # Errors
     ///

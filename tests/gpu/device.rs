@@ -64,7 +64,8 @@ impl Device {
         let module = context.load_module(Ptx::from_src(PTX)).unwrap();
         let function = |name| module.load_function(name).unwrap();
         let stream = context.new_stream().unwrap();
-        let (fill, xor, copy, fault) = (function("test_fill"), function("test_xor"), function("test_copy"), function("test_fault"));
+        let (fill, xor, copy, fault) =
+            (function("test_fill"), function("test_xor"), function("test_copy"), function("test_fault"));
         Device { context, stream, fill, xor, copy, fault }
     }
 

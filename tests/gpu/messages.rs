@@ -168,7 +168,10 @@ async fn more_than_the_pinned_pool_holds(link: Link) {
     for spin in [Spin::Adaptive, Spin::Never] {
         let pair = pair_spinning(link, spin).await;
         let (count, len) = (24, 4 << 20);
-        let exchange = |from: gpusock::GpuEndpoint, ctx_from: gpusock::Context, to: gpusock::GpuEndpoint, ctx_to: gpusock::Context| async move {
+        let exchange = |from: gpusock::GpuEndpoint,
+                        ctx_from: gpusock::Context,
+                        to: gpusock::GpuEndpoint,
+                        ctx_to: gpusock::Context| async move {
             let sources: Vec<_> = (0..count).map(|i| filled(&ctx_from, "cuda:0", len, i)).collect();
             let sends = tokio::spawn(join_all(sources.iter().map(|source| from.send(source))));
             for i in 0..count {

@@ -162,11 +162,8 @@ async fn atomics_are_atomic(link: Link) {
     let mut source = pair.ctx_a.alloc("cuda:0", 64).unwrap();
     Device::new().fill(&mut source, 5, 10);
     let mut back = pair.ctx_a.alloc("cuda:0", 64).unwrap();
-    let (write, add, read) = tokio::join!(
-        pair.a.write_remote(&source, &remote),
-        pair.a.fetch_add(&word, 1),
-        pair.a.read_remote(&mut back, &remote)
-    );
+    let (write, add, read) =
+        tokio::join!(pair.a.write_remote(&source, &remote), pair.a.fetch_add(&word, 1), pair.a.read_remote(&mut back, &remote));
     write.unwrap();
     assert_eq!(add.unwrap(), 5 | 5 << 32);
     read.unwrap();

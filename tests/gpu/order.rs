@@ -99,7 +99,7 @@ async fn events_and_raw_streams(link: Link) {
         device.xor(&mut slice, 7 + how, 30);
         let source = pair.ctx_a.register(slice).unwrap();
         match how {
-            0 => source.ready_after(&device.stream.record_event(None).unwrap()).unwrap(),
+            0 => source.ready_after(device.stream.record_event(None).unwrap()).unwrap(),
             // SAFETY: the stream lives as long as the device.
             1 => source.ready_after(unsafe { gpusock::RawStream::new(device.stream.cu_stream().cast()) }).unwrap(),
             // Registering a slice orders it behind its own stream.
