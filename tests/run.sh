@@ -75,6 +75,19 @@ killed_worker() {
   [ "${killed:-}${lost:-}${ended:-}" = 111 ]
 }
 
+gpu_examples() {
+  local path
+  for path in inproc tcp-staged; do
+    GPUSOCK_PATHS=$path example 60 cuda_stream | tee "$work/log" || return 1
+    grep -qE "^50 rounds, all words right, .* path $path\$" "$work/log" || return 1
+  done
+  cargo test --locked --example parameter_server a_gpu_takes_the_steps || return 1
+  example 100 parameter_server --device cuda:0 | tee "$work/log" || return 1
+  tail -n 1 "$work/log" | grep -qE '^test accuracy (0\.9[5-9]|1\.)[0-9]*, [0-9]+ updates, .* path tcp-staged$'
+}
+
+on_model() { LD_LIBRARY_PATH=$PWD/$target/cuda_model "$@"; }
+
 other_examples() { example 60 pingpong && example 60 offer; }
 
 # tokio leaves its sockets out under `--cfg loom`, so the crate has a name of its own for it.
@@ -87,7 +100,9 @@ loom() {
 gpu_model() {
   local dir=$PWD/$target/cuda_model
   mkdir -p "$dir" || return 1
-  cc -std=gnu11 -O2 -Wall -Wextra -Werror -shared -fPIC -pthread -Wl,-soname,libcuda.so.1 -o "$dir/libcuda.so.1" tests/cuda_model/cuda.c || return 1
+  local flags=(-std=gnu11 -O2 -Wall -Wextra -Werror -shared -fPIC -pthread)
+  cc "${flags[@]}" -Wl,-soname,libcuda.so.1 -o "$dir/libcuda.so.1" tests/cuda_model/cuda.c -lm || return 1
+  cc "${flags[@]}" -Wl,-soname,libnvrtc.so -o "$dir/libnvrtc.so" tests/cuda_model/nvrtc.c || return 1
   if cargo nextest --version >/dev/null 2>&1; then
     env "$@" LD_LIBRARY_PATH="$dir" cargo nextest run --locked --no-fail-fast --test gpu
   else
@@ -125,6 +140,7 @@ step 'examples, release build' cargo build --locked --release --examples
 step 'parameter server' parameter_server
 step 'parameter server, a worker killed' killed_worker
 step 'other examples' other_examples
+step 'GPU examples, on a model' on_model gpu_examples
 step 'benchmarks start' cargo test --locked --benches -q
 
 if cargo deny --version >/dev/null 2>&1; then
@@ -148,6 +164,7 @@ fi
 not_run 'fuzz targets' 'they need cargo-fuzz and a nightly Rust; their bodies run under proptest in the tests'
 if [ -e /dev/nvidiactl ]; then
   step 'GPU memory, on the GPU' cargo test --locked --test gpu -- --test-threads=1
+  step 'GPU examples, on the GPU' gpu_examples
 else
   not_run 'GPU memory, on a GPU' 'this machine has none (tests/gpu-pack.sh packs the tests for one that has)'
 fi

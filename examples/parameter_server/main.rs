@@ -5,7 +5,8 @@
 //! ```
 //!
 //! starts a server and four workers on this machine. Across machines, start `-- --listen 0.0.0.0:7700` on one and
-//! `-- --connect server:7700` on each of the others.
+//! `-- --connect server:7700` on each of the others. With `--device cuda:0` the weights and the gradients are on a GPU, where a kernel
+//! applies them; each side chooses for itself.
 //!
 //! The weights are one buffer at the server, exposed for reading. Each worker has a slot there, exposed to it for writing. A worker
 //! pulls the weights, computes a gradient on its part of the data, and writes it into its slot with a notification; the server applies it
@@ -14,9 +15,11 @@
 //! lost is reported, and the others go on; across machines, another one may take its place.
 
 mod data;
+mod gpu;
 mod net;
 mod progress;
 mod server;
+mod trainer;
 mod worker;
 
 use std::process::ExitCode;

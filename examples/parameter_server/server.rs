@@ -6,15 +6,16 @@ use std::process::{ExitStatus, Stdio};
 use std::rc::Rc;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use gpusock::{Access, Context, GpuBuf, GpuEndpoint, GpuListener, PathKind};
 use tokio::process::{Child, Command};
 use tokio::task::{JoinError, JoinSet, LocalSet};
 
 use crate::Args;
 use crate::data::{self, Image};
-use crate::net::{self, Adam, PARAMETERS};
+use crate::net;
 use crate::progress::Progress;
+use crate::trainer::Trainer;
 use crate::worker::{PUSHED, STOP};
 
 /// When the training is over, a worker that does not say goodbye within this time is left behind.
@@ -25,10 +26,7 @@ type Ended = Result<(u32, Result<()>), JoinError>;
 
 /// What all workers share. One thread serves them, so a cell is enough.
 struct Model {
-    weights: Vec<f32>,
-    /// The same, where the workers read them.
-    shared: GpuBuf,
-    adam: Adam,
+    trainer: Trainer,
     updates: u64,
     wanted: u64,
     bytes: u64,
@@ -41,13 +39,8 @@ pub async fn run(args: &Args) -> Result<()> {
     let context = Context::new()?;
     let listener = context.bind(args.listen.as_deref().unwrap_or("127.0.0.1:0")).await?;
     let address = listener.local_addr()?.to_string();
-    let weights = net::initial();
-    let shared = context.alloc(args.device.as_str(), 4 * PARAMETERS as u64)?;
-    shared.copy_from_slice(0, &net::to_bytes(&weights))?;
     let model = Rc::new(RefCell::new(Model {
-        weights,
-        shared,
-        adam: Adam::new(),
+        trainer: Trainer::new(&context, &args.device)?,
         updates: 0,
         wanted: args.updates,
         bytes: 0,
@@ -74,7 +67,7 @@ pub async fn run(args: &Args) -> Result<()> {
     let mut model = model.borrow_mut();
     model.progress.end();
     ensure!(model.updates == model.wanted, "all workers are lost after {} of {} updates", model.updates, model.wanted);
-    let accuracy = net::accuracy(&model.weights, &model.test);
+    let accuracy = net::accuracy(&model.trainer.weights()?, &model.test);
     let paths: Vec<_> = model.paths.iter().map(|path| path.name()).collect();
     let paths = if paths.is_empty() { "unknown".to_owned() } else { paths.join(" and ") };
     let moved = model.bytes as f64 / 1e6;
@@ -101,7 +94,7 @@ async fn serve(
             endpoint = listener.accept(), if !free.is_empty() => {
                 let (endpoint, model, workers) = (endpoint?, Rc::clone(model), args.workers);
                 let Some(worker) = free.pop_first() else { continue };
-                let slot = context.alloc(args.device.as_str(), 4 * PARAMETERS as u64)?;
+                let slot = model.borrow().trainer.slot(context)?;
                 endpoints.insert(worker, endpoint.clone());
                 came += 1;
                 // Its end frees the slot, whatever became of the worker.
@@ -142,20 +135,16 @@ async fn serve(
 /// Serves one worker.
 async fn attend(endpoint: &GpuEndpoint, slot: &GpuBuf, worker: u32, workers: u32, model: &RefCell<Model>) -> Result<()> {
     // Dropping these takes the worker's access away.
-    let weights_lease = endpoint.expose(&model.borrow().shared, Access::READ)?;
+    let weights_lease = endpoint.expose(model.borrow().trainer.shared(), Access::READ)?;
     let slot_lease = endpoint.expose(slot, Access::WRITE)?;
     endpoint.send_bytes([u64::from(worker).to_le_bytes(), u64::from(workers).to_le_bytes()].concat()).await?;
     endpoint.send_bytes(weights_lease.to_bytes()).await?;
     endpoint.send_bytes(slot_lease.to_bytes()).await?;
 
-    let mut bytes = vec![0; 4 * PARAMETERS];
-    let mut gradient = vec![0.0; PARAMETERS];
     loop {
         // The worker writes the slot again only when it has the answer, so that the slot is quiet while it is read.
         endpoint.notified(PUSHED, 1).await?;
-        slot.copy_to_slice(0, &mut bytes)?;
-        net::from_bytes(&bytes, &mut gradient);
-        let answer = model.borrow_mut().apply(&gradient)?;
+        let answer = model.borrow_mut().apply(slot)?;
         endpoint.send_bytes(answer.to_le_bytes().to_vec()).await?;
         if answer == STOP {
             break;
@@ -191,17 +180,13 @@ impl Model {
         Ok(worker)
     }
 
-    /// Applies a gradient. Answers its number, or `STOP`.
-    fn apply(&mut self, gradient: &[f32]) -> Result<u64> {
-        if !gradient.iter().all(|g| g.is_finite()) {
-            bail!("its gradient is no number");
-        }
+    /// Applies the gradient in a slot. Answers its number, or `STOP`.
+    fn apply(&mut self, slot: &GpuBuf) -> Result<u64> {
         if !self.is_done() {
-            self.adam.apply(&mut self.weights, gradient);
-            self.shared.copy_from_slice(0, &net::to_bytes(&self.weights))?;
+            self.trainer.apply(slot)?;
             self.updates += 1;
             if self.progress.is_due() {
-                self.progress.show(self.updates, self.wanted, net::accuracy(&self.weights, &self.test));
+                self.progress.show(self.updates, self.wanted, net::accuracy(&self.trainer.weights()?, &self.test));
             }
         }
         Ok(if self.is_done() { STOP } else { self.updates })

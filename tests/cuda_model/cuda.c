@@ -30,6 +30,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -255,7 +256,7 @@ struct work {
     uint32_t pattern;
     char *staging;
     int kernel;
-    uint64_t args[4];
+    uint64_t args[8];
     struct event *event;
     host_function call;
     void *data;
@@ -772,10 +773,50 @@ static void axpy(struct context *ctx, const uint64_t *args) {
         over(ctx, (struct operand){.at = args[0]}, &from, (size_t)(uint32_t)args[3] * 4, false, axpy_body, &a);
 }
 
+/* ---- Kernels of the examples ---- */
+
+/* So many words of 32 bits, with the lock held. NULL if they are not all there, which is then dealt with. */
+static void *words_at(struct context *ctx, address at, size_t n) {
+    if (!words(ctx, at, 0)) return NULL;
+    struct range *range = range_at(at);
+    if (!range || (range->size - (at - range->start)) / 4 < n || !may_touch(ctx, range, true, false)) {
+        poison(ctx, ILLEGAL_ADDRESS);
+        return NULL;
+    }
+    return range->backing->bytes + (at - range->start);
+}
+
+static void adam(struct context *ctx, const uint64_t *args) {
+    size_t n = (uint32_t)args[5];
+    float *weights = words_at(ctx, args[0], n), *moments = words_at(ctx, args[2], 2 * n), c1, c2;
+    const float *gradient = words_at(ctx, args[1], n);
+    if (!weights || !gradient || !moments) return;
+    memcpy(&c1, &args[3], sizeof c1);
+    memcpy(&c2, &args[4], sizeof c2);
+    for (size_t i = 0; i < n; i++) {
+        float g = gradient[i], *m = &moments[i], *s = &moments[n + i];
+        if (!isfinite(g)) continue;
+        *m = 0.9f * *m + 0.1f * g;
+        *s = 0.999f * *s + 0.001f * g * g;
+        weights[i] -= 0.002f * (*m / c1) / (sqrtf(*s / c2) + 1e-8f);
+    }
+}
+
+static void ramp(struct context *ctx, const uint64_t *args) {
+    uint32_t n = (uint32_t)args[1], first = (uint32_t)args[2], *out = words_at(ctx, args[0], n);
+    for (uint32_t i = 0; out && i < n; i++) out[i] = first + i;
+}
+
+static void count_wrong(struct context *ctx, const uint64_t *args) {
+    uint32_t n = (uint32_t)args[1], first = (uint32_t)args[2], *in = words_at(ctx, args[0], n);
+    uint32_t *wrong = words_at(ctx, args[3], 1);
+    for (uint32_t i = 0; in && wrong && i < n; i++) *wrong += in[i] != first + i;
+}
+
 /* The sizes of the arguments, in order, end with a zero. */
 static const struct {
     const char *name;
-    unsigned char sizes[5];
+    unsigned char sizes[9];
     void (*run)(struct context *, const uint64_t *);
 } kernels[] = {
     {"gpusock_fetch_add", {8, 8, 8}, fetch_add},
@@ -785,6 +826,9 @@ static const struct {
     {"test_xor", {8, 8, 4, 4}, test_xor},
     {"test_fault", {0}, test_fault},
     {"axpy", {8, 8, 4, 4}, axpy},
+    {"adam", {8, 8, 8, 4, 4, 4}, adam},
+    {"ramp", {8, 4, 4}, ramp},
+    {"count_wrong", {8, 4, 4, 8}, count_wrong},
 };
 
 /* ---- Threads of streams ---- */
