@@ -141,6 +141,11 @@ step 'parameter server' parameter_server
 step 'parameter server, a worker killed' killed_worker
 step 'other examples' other_examples
 step 'GPU examples, on a model' on_model gpu_examples
+if command -v python3 >/dev/null; then
+  step 'beside other users of cudarc' tests/beside.sh
+else
+  not_run 'beside other users of cudarc' 'it needs python3'
+fi
 step 'benchmarks start' cargo test --locked --benches -q
 
 if cargo deny --version >/dev/null 2>&1; then
