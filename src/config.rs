@@ -25,6 +25,7 @@ pub(crate) struct Config {
     pub linger: Duration,
     pub tcp_congestion: Option<String>,
     pub zero_copy: bool,
+    pub shm_between_users: bool,
 }
 
 impl Default for Config {
@@ -44,6 +45,7 @@ impl Default for Config {
             linger: Duration::from_secs(10),
             tcp_congestion: None,
             zero_copy: true,
+            shm_between_users: false,
         }
     }
 }

@@ -254,6 +254,15 @@ impl ContextBuilder {
         self
     }
 
+    /// Whether this process shares memory with processes of other users on its host. Default: no, and they are reached over TCP.
+    ///
+    /// A process that shares memory with this one can read, and write, the whole of each allocation of which a part is sent to it. One of the
+    /// same user could do that anyhow, as a debugger does.
+    pub fn shm_between_users(mut self, allowed: bool) -> Self {
+        self.config.shm_between_users = allowed;
+        self
+    }
+
     /// Makes the context.
     ///
     /// # Errors

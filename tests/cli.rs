@@ -78,7 +78,7 @@ fn every_test_measures_and_verifies() {
             ];
             let measured = report(&gpusock(&args));
             assert_eq!((measured["test"].as_str(), measured["iters"].as_u64()), (Some(test), Some(30)));
-            assert_eq!((measured["path"].as_str(), measured["spin"].as_str()), (Some("tcp"), Some("adaptive")));
+            assert_eq!((measured["path"].as_str(), measured["spin"].as_str()), (Some("shm"), Some("adaptive")));
             let keys: Vec<_> = measured.as_object().unwrap().keys().map(String::as_str).collect();
             assert_eq!(
                 keys,
@@ -132,7 +132,7 @@ fn wrong_values_are_refused_with_what_is_right() {
         (&["perf", "serve", "--memory", "much"], "64K"),
         (&["perf", "pair", "--mem", "gpu"], "cuda:0"),
         (&["perf", "pair", "--mem", "cuda:99"], "cuda:99"),
-        (&["perf", "pair", "--path", "shm"], "no shared-memory engine"),
+        (&["perf", "pair", "--path", "rdma"], "no verbs engine"),
         (&["perf", "pair", "--size", "900000G"], "memory"),
         (&["perf", "pair", "--size", "99999999999G"], "no size"),
         (&["perf", "run", "127.0.0.1:1"], "does a listener"),
@@ -183,10 +183,10 @@ fn a_server_that_dies_ends_the_run() {
 fn path_shows_the_table() {
     let server = Server::start(&[]);
     let table = text(&gpusock(&["path", &server.1]).stdout);
-    assert!(table.contains("tcp") && table.contains("chosen") && table.contains("no shared-memory engine"), "{table}");
+    assert!(table.contains("tcp") && table.contains("chosen") && table.contains("no verbs engine"), "{table}");
     let table = report(&gpusock(&["path", &server.1, "--json"]));
-    assert_eq!((table["chosen"].as_str(), table["paths"].as_array().map(Vec::len)), (Some("tcp"), Some(9)));
-    let forced = output(Command::new(GPUSOCK).args(["path", &server.1]).env("GPUSOCK_PATHS", "^tcp"));
+    assert_eq!((table["chosen"].as_str(), table["paths"].as_array().map(Vec::len)), (Some("shm"), Some(10)));
+    let forced = output(Command::new(GPUSOCK).args(["path", &server.1]).env("GPUSOCK_PATHS", "^tcp,shm"));
     assert!(text(&forced.stderr).contains("not allowed by GPUSOCK_PATHS"), "{}", text(&forced.stderr));
     let wrong = output(Command::new(GPUSOCK).args(["path", &server.1]).env("GPUSOCK_PATHS", "tpc"));
     assert!(text(&wrong.stderr).contains("the paths are"), "{}", text(&wrong.stderr));

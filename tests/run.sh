@@ -52,8 +52,11 @@ docs() { RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps --lib; }
 example() { timeout "$1" "$target/release/examples/$2" "${@:3}"; }
 
 parameter_server() {
-  example 60 parameter_server | tee "$work/log" || return 1
-  tail -n 1 "$work/log" | grep -qE '^test accuracy (0\.9[5-9]|1\.)[0-9]*, [0-9]+ updates, [0-9.]+ MB moved, path tcp$'
+  local path
+  for path in shm tcp; do
+    GPUSOCK_PATHS=$path example 60 parameter_server | tee "$work/log" || return 1
+    tail -n 1 "$work/log" | grep -qE "^test accuracy (0\.9[5-9]|1\.)[0-9]*, [0-9]+ updates, [0-9.]+ MB moved, path $path\$" || return 1
+  done
 }
 
 # A worker is killed in the middle; the others finish the training.
@@ -83,7 +86,7 @@ gpu_examples() {
   done
   cargo test --locked --example parameter_server a_gpu_takes_the_steps || return 1
   example 100 parameter_server --device cuda:0 | tee "$work/log" || return 1
-  tail -n 1 "$work/log" | grep -qE '^test accuracy (0\.9[5-9]|1\.)[0-9]*, [0-9]+ updates, .* path tcp-staged$'
+  tail -n 1 "$work/log" | grep -qE '^test accuracy (0\.9[5-9]|1\.)[0-9]*, [0-9]+ updates, .* path shm-staged$'
 }
 
 on_model() { LD_LIBRARY_PATH=$PWD/$target/cuda_model "$@"; }

@@ -26,7 +26,7 @@ use crate::reactor::spin::Spin;
 use crate::reactor::{Reactor, Source, SourceId, lock};
 use crate::transport::tcp::rx::violation;
 use crate::transport::tcp::{TcpReceiver, TcpSender};
-use crate::transport::{Received, Sink};
+use crate::transport::{Received, Sink, shm};
 
 /// What one round of progress takes in at most, in bytes, before other tasks get their turn.
 const RX_BUDGET: usize = 1 << 20;
@@ -67,6 +67,8 @@ pub(crate) struct Conn {
     activity: AtomicU32,
     seen: AtomicU32,
     watched: AtomicBool,
+    /// The future that was polled last has gone to sleep.
+    resting: AtomicBool,
     pub(crate) log: super::events::Log,
     pub(crate) copies: Copies,
     staging: Arc<Staging>,
@@ -125,6 +127,11 @@ impl Conn {
                 let (rx, tx, bell) = end.split();
                 Box::new([Lane::new(Box::new(rx), Box::new(tx), Bell::Inproc(bell))])
             }
+            Links::Shm { end, life: socket } => {
+                life = Some(socket);
+                let (rx, tx, link) = end.split();
+                Box::new([Lane::new(Box::new(rx), Box::new(tx), Bell::Shm(link))])
+            }
         };
         let conn = Arc::new(Conn {
             state: Mutex::new(State::new(proto, Arc::clone(staging))),
@@ -137,6 +144,7 @@ impl Conn {
             activity: AtomicU32::new(0),
             seen: AtomicU32::new(0),
             watched: AtomicBool::new(false),
+            resting: AtomicBool::new(false),
             copies: Copies::default(),
             staging: Arc::clone(staging),
             gpu: OnceLock::new(),
@@ -162,6 +170,10 @@ impl Conn {
             match &lane.bell {
                 Bell::Tcp(socket) => self.reactor.register(socket.as_fd(), id, i)?,
                 Bell::Inproc(bell) => bell.attach(&self.reactor, id, i),
+                Bell::Shm(link) => {
+                    link.attach(&self.reactor, id, i);
+                    self.reactor.register(link.as_fd(), id, i)?;
+                }
             }
         }
         if let Some(life) = &self.life {
@@ -298,7 +310,8 @@ impl Conn {
     pub(crate) fn transmit(&self) {
         if self.transmit_some() {
             self.kick(0);
-        } else if self.is_waiting() {
+        } else if self.is_blocked() {
+            // Whoever called may be nobody who drives: the reactor waits for room, or for the device.
             self.watch();
         }
     }
@@ -362,8 +375,8 @@ impl Conn {
             }
             lane.waiting.store(!ahead.is_empty() && !ready, Ordering::Relaxed);
             if sender.is_idle() {
-                lane.blocked.store(false, Ordering::Relaxed);
-                if ready {
+                lane.blocked.store(!sender.has_room(), Ordering::Relaxed);
+                if ready && sender.has_room() {
                     continue;
                 }
                 return Ok(false);
@@ -407,6 +420,12 @@ impl Conn {
                     }
                 }
                 Bell::Inproc(bell) => bell.arm(write),
+                Bell::Shm(link) => {
+                    if let Err(error) = self.reactor.arm(link.as_fd(), id, i, true, false) {
+                        tracing::trace!(%error, "a lane could not be armed");
+                    }
+                    link.arm(read, write);
+                }
             }
         }
     }
@@ -442,6 +461,11 @@ impl Conn {
     /// A future drives this connection.
     pub(crate) fn touch(&self) {
         self.activity.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A future that was polled will be polled again at once, or sleeps.
+    pub(crate) fn set_resting(&self, resting: bool) {
+        self.resting.store(resting, Ordering::Relaxed);
     }
 
     /// A future stops driving. If others wait and nobody else looks, one of them takes over.
@@ -546,6 +570,9 @@ impl Conn {
             lane.waiting.store(false, Ordering::Relaxed);
             lock(&lane.rx).shut();
             lane.stalled.store(false, Ordering::Relaxed);
+            if let Bell::Shm(link) = &lane.bell {
+                self.reactor.deregister(link.as_fd());
+            }
             if let Bell::Tcp(socket) = &lane.bell {
                 self.reactor.deregister(socket.as_fd());
                 if !orderly {
@@ -592,6 +619,23 @@ impl Conn {
             while self.copies.writes_into(name) && begun.elapsed() < REVOKE_WAIT {
                 self.follow_copies();
                 std::thread::yield_now();
+            }
+        }
+    }
+
+    /// Reads what came beside shared memory. Answers whether there was a wake-up among it.
+    fn drain(&self, link: &shm::Link) -> bool {
+        match link.drain() {
+            Ok(Some(woken)) => woken,
+            Ok(None) => {
+                // What the peer said before it went comes first.
+                self.receive();
+                self.fail(&self.end_reason(None));
+                false
+            }
+            Err(error) => {
+                self.fail(&error);
+                false
             }
         }
     }
@@ -666,6 +710,9 @@ impl Source for Conn {
         }
         if let Some(lane) = self.lanes.get(lane) {
             lane.armed.store(0, Ordering::Release);
+            if let Bell::Shm(link) = &lane.bell {
+                self.drain(link);
+            }
         }
         let mut moved = Moved::default();
         for _ in 0..DRIVER_ROUNDS {
@@ -679,11 +726,10 @@ impl Source for Conn {
         }
         let spins = matches!(self.reactor.spin, Spin::Adaptive | Spin::Always);
         let driven = self.activity.load(Ordering::Relaxed) != self.seen.load(Ordering::Relaxed);
-        if spins && driven && !self.has_copies() && !self.is_waiting() {
+        if spins && driven && !self.resting.load(Ordering::Relaxed) {
             // Futures are at it, and will look themselves.
             self.watch();
         } else {
-            // Also where a device has just been given work: the futures that wait for it slept, or this would not have been called.
             self.arm();
         }
     }
@@ -710,6 +756,15 @@ impl Source for Conn {
         }
         if linger {
             return self.fail(&Error::Closed);
+        }
+        for lane in &self.lanes {
+            if let Bell::Shm(link) = &lane.bell {
+                // What has come for who spins, and never sleeps.
+                link.tidy();
+                if self.drain(link) {
+                    self.kick(0);
+                }
+            }
         }
         self.transmit();
     }

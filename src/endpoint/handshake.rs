@@ -19,6 +19,7 @@ use crate::path::{self, Facts, Link, PathKind};
 use crate::proto::{Connection, Limits, MESSAGE_COST};
 use crate::reactor::{Reactor, lock};
 use crate::transport::inproc::{self, InprocEnd};
+use crate::transport::shm::{self, ShmEnd};
 use crate::transport::tcp::socket;
 use crate::wire::WireError;
 use crate::wire::frame::{PAYLOAD_MAX, SEGMENT_MAX};
@@ -28,6 +29,9 @@ use crate::wire::handshake::{HEADER, Header, Hello, VERSION_MAX, VERSION_MIN};
 const ALLOWS_INPROC: u64 = 1;
 /// The side that accepts has chosen it.
 const USES_INPROC: u64 = 2;
+/// The same two for shared memory between processes of one host.
+const ALLOWS_SHM: u64 = 4;
+const USES_SHM: u64 = 8;
 /// More sockets for one connection than this help nobody.
 pub(crate) const LANES_MAX: u16 = 16;
 
@@ -110,7 +114,8 @@ impl Local {
             credit: config.credit,
             heartbeat_ms: millis(config.heartbeat),
             liveness_ms: millis(config.liveness),
-            capabilities: if path::wants_inproc(&config.policy) { ALLOWS_INPROC } else { 0 },
+            capabilities: if path::wants_inproc(&config.policy) { ALLOWS_INPROC } else { 0 }
+                | if path::wants_shm(&config.policy) { ALLOWS_SHM } else { 0 },
             ..Hello::default()
         })
     }
@@ -144,6 +149,8 @@ impl Local {
             same_process: hello.process == process_id()?,
             same_host: hello.host == host_id() && hello.host != [0; 16],
             peer_allows_inproc: hello.capabilities & ALLOWS_INPROC != 0,
+            peer_allows_shm: hello.capabilities & ALLOWS_SHM != 0,
+            shm: None,
             rtt,
             tcp,
             link: None,
@@ -217,10 +224,22 @@ pub(crate) async fn connect(local: &Local, address: SocketAddr, nonce: u64) -> R
 
 async fn connect_inner(local: &Local, address: SocketAddr, nonce: u64) -> Result<GpuEndpoint> {
     let hello = Hello { nonce, ..local.hello()? };
-    let (stream, answer, rtt) = dial(address, &hello).await?;
+    let (mut stream, answer, rtt) = dial(address, &hello).await?;
+    let mut shared = None;
+    if answer.capabilities & USES_SHM != 0 {
+        let met = shm::meet(&answer.meeting, local.config.shm_between_users).await;
+        // The other side waits for this, and goes the way that it says.
+        let outcome = match &met {
+            Ok(_) => Hello { session: answer.session, capabilities: USES_SHM, ..Hello::default() },
+            Err(why) => Hello::refusal(why),
+        };
+        write_hello(&mut stream, &outcome).await.map_err(|e| Trouble::Io(e).of_peer(address))?;
+        shared = Some(met);
+    }
     let limits = local.limits(&answer).map_err(|reason| Error::handshake(address, reason))?;
     let mut streams = vec![stream];
-    for lane in 1..answer.lanes.min(hello.lanes) {
+    let lanes = if matches!(shared, Some(Ok(_))) { 1 } else { answer.lanes.min(hello.lanes) };
+    for lane in 1..lanes {
         let join = Hello { session: answer.session, lane, nonce: answer.nonce, ..hello.clone() };
         streams.push(dial(address, &join).await?.0);
     }
@@ -233,7 +252,7 @@ async fn connect_inner(local: &Local, address: SocketAddr, nonce: u64) -> Result
     } else {
         None
     };
-    start(local, streams, &answer, answer.session, limits, Some(rtt), inproc)
+    start(local, streams, &answer, answer.session, limits, Some(rtt), Inside { inproc, shared })
 }
 
 /// Connections that wait for further lanes, by session.
@@ -289,6 +308,19 @@ pub(crate) async fn accept(
         }
     };
     let inproc = (link == Link::Inproc).then(inproc::pair);
+    let mut shared = None;
+    let mut meeting = None;
+    let mut token = [0; 32];
+    if link == Link::Shm {
+        token = random()?;
+        match shm::Meeting::new(token, local.config.shm_between_users) {
+            Ok(made) => meeting = Some(made),
+            Err(why) => {
+                shared = Some(Err(why));
+                token = [0; 32];
+            }
+        }
+    }
     let lanes = if inproc.is_some() { 1 } else { hello.lanes.clamp(1, LANES_MAX.min(local.config.lanes.max(1).into())) };
     let (sender, mut joined) = tokio::sync::mpsc::channel(usize::from(LANES_MAX));
     if lanes > 1 {
@@ -307,7 +339,15 @@ pub(crate) async fn accept(
     if own.is_some() {
         answer.capabilities |= USES_INPROC;
     }
+    if meeting.is_some() {
+        answer.capabilities |= USES_SHM;
+        answer.meeting = token;
+    }
     write_hello(&mut stream, &answer).await.map_err(|e| Trouble::Io(e).of_peer(peer))?;
+    if let Some(meeting) = meeting {
+        shared = Some(attend(meeting, &mut stream).await.map_err(|trouble| trouble.of_peer(peer))?);
+    }
+    let lanes = if matches!(shared, Some(Ok(_))) { 1 } else { lanes };
     let mut streams = vec![(0, stream)];
     while streams.len() < usize::from(lanes) {
         match joined.recv().await {
@@ -322,8 +362,41 @@ pub(crate) async fn accept(
         // The peer takes its end when it has our answer; until then the offer must stand.
         let _ = taken.await;
     }
-    let endpoint = start(local, streams, &hello, session, limits, None, own)?;
+    let endpoint = start(local, streams, &hello, session, limits, None, Inside { inproc: own, shared })?;
     Ok(Arrival::Endpoint(endpoint, hello))
+}
+
+/// Waits until the peer has come for its shared memory, or says why not.
+async fn attend(meeting: shm::Meeting, stream: &mut tokio::net::TcpStream) -> Result<Result<ShmEnd, String>, Trouble> {
+    let mut coming = std::pin::pin!(meeting.wait());
+    let mut came = None;
+    let outcome = {
+        let mut outcome = std::pin::pin!(read_hello(stream));
+        loop {
+            tokio::select! {
+                biased;
+                end = &mut coming, if came.is_none() => came = Some(end),
+                outcome = &mut outcome => break outcome?,
+            }
+        }
+    };
+    if let Some(why) = outcome.refused {
+        return Ok(Err(why));
+    }
+    // It has what was sent to it, so this does not wait; unless it lies, and then the handshake's time runs out.
+    match came {
+        Some(Ok(end)) => Ok(Ok(end)),
+        Some(Err(why)) => Err(Trouble::Io(std::io::Error::other(why))),
+        None => coming.await.map(Ok).map_err(|why| Trouble::Io(std::io::Error::other(why))),
+    }
+}
+
+/// What carries the frames where TCP does not.
+#[derive(Default)]
+struct Inside {
+    inproc: Option<InprocEnd>,
+    /// Shared memory, or why there is none, where it was tried.
+    shared: Option<Result<ShmEnd, String>>,
 }
 
 struct Leave<'a> {
@@ -360,8 +433,9 @@ fn start(
     session: u64,
     mut limits: Limits,
     rtt: Option<Duration>,
-    inproc: Option<InprocEnd>,
+    inside: Inside,
 ) -> Result<GpuEndpoint> {
+    let Inside { inproc, shared } = inside;
     let acceptor = rtt.is_none();
     let first = streams.first().ok_or(Error::Closed)?;
     let address = |which: std::io::Result<SocketAddr>| which.map_err(|e| Error::io("asking a socket for its address", e));
@@ -381,23 +455,39 @@ fn start(
     facts.tcp += if zero_copy { ", long payloads without a copy at the sender" } else { "" };
     facts.tcp = format!("{lanes} lane{}, congestion control {}", if lanes == 1 { "" } else { "s" }, facts.tcp);
     facts.peer_allows_inproc &= inproc.is_some() || !facts.same_process;
-    let link = if inproc.is_some() { Link::Inproc } else { Link::Tcp };
+    let shared = match shared {
+        Some(Ok(end)) => {
+            facts.shm = Some(Ok(shm::describe()));
+            Some(end)
+        }
+        Some(Err(why)) => {
+            facts.shm = Some(Err(why));
+            None
+        }
+        None => None,
+    };
+    let link = match (&inproc, &shared) {
+        (Some(_), _) => Link::Inproc,
+        (None, Some(_)) => Link::Shm,
+        (None, None) => Link::Tcp,
+    };
     if link == Link::Tcp {
         // A path that only this side refuses.
-        path::link(&Facts { peer_allows_inproc: false, ..facts.clone() }, &local.config.policy)?;
-    } else {
+        path::link(&Facts { peer_allows_inproc: false, peer_allows_shm: false, ..facts.clone() }, &local.config.policy)?;
+    } else if link == Link::Inproc {
         limits.frame_max = PAYLOAD_MAX;
     }
     facts.link = Some(link);
     let (kind, reason, rejected) = of_host(&facts, local, link);
     tracing::info!(%peer, path = %kind, %reason, %rejected, "path chosen");
-    let links = match (inproc, sockets.pop()) {
-        (Some(end), Some(life)) => Links::Inproc { end, life },
-        (None, Some(last)) => {
+    let last = sockets.pop().ok_or(Error::Closed)?;
+    let links = match (inproc, shared) {
+        (Some(end), _) => Links::Inproc { end, life: last },
+        (None, Some(end)) => Links::Shm { end, life: last },
+        (None, None) => {
             sockets.push(last);
             Links::Tcp { sockets, zero_copy }
         }
-        (_, None) => return Err(Error::Closed),
     };
     let info = Info {
         peer,

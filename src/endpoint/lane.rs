@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use super::ahead::Ahead;
 use crate::proto::Sent;
 use crate::transport::inproc::{InprocBell, InprocEnd};
+use crate::transport::shm::{Link, ShmEnd};
 use crate::transport::{Receiver, Sender};
 
 /// Bits of `Lane::armed`: the lane is watched for arrivals, for room, and a device will ring.
@@ -38,6 +39,7 @@ pub(super) struct Tx {
 pub(super) enum Bell {
     Tcp(Arc<TcpStream>),
     Inproc(InprocBell),
+    Shm(Arc<Link>),
 }
 
 /// What carries the frames.
@@ -46,6 +48,8 @@ pub(crate) enum Links {
     Tcp { sockets: Vec<TcpStream>, zero_copy: bool },
     /// A pipe, and the socket that tells whether the peer lives.
     Inproc { end: InprocEnd, life: TcpStream },
+    /// Shared memory, and the same.
+    Shm { end: ShmEnd, life: TcpStream },
 }
 
 impl Lane {

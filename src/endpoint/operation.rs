@@ -201,8 +201,10 @@ impl Operation {
         // After the end nobody is woken for work of a device that goes on.
         let last = if state.ended.is_some() && conn.has_copies() { Step::Yield } else { last };
         state.wait(op, cx.waker());
-        self.set_spinning(&mut state, last == Step::Yield);
+        // One that is polled for the first time may then be held, unpolled, while its task awaits another.
+        self.set_spinning(&mut state, last == Step::Yield && !first);
         conn.unlock(state);
+        conn.set_resting(last == Step::Sleep);
         match last {
             Step::Yield => {
                 if conn.is_blocked() {

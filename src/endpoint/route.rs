@@ -35,7 +35,7 @@ fn shape(link: Link, limits: &Limits, local: MemKind, staged: bool) -> Shape {
         // transfer, whatever its length.
         (Link::Inproc, MemKind::Cuda(_)) => Shape { eager_max: None, segment: PAYLOAD_MAX },
         (Link::Inproc, MemKind::Host) => limits.shape(),
-        (Link::Tcp, _) => Shape { eager_max: Some(limits.eager_max.min(FRAME)), segment: limits.segment.min(FRAME) },
+        (Link::Shm | Link::Tcp, _) => Shape { eager_max: Some(limits.eager_max.min(FRAME)), segment: limits.segment.min(FRAME) },
     }
 }
 

@@ -121,11 +121,11 @@ impl Chunk {
         Ok(())
     }
 
-    fn check_writable(&self) -> Result<()> {
+    pub(crate) fn check_writable(&self) -> Result<()> {
         if self.is_writable() { Ok(()) } else { Err(read_only()) }
     }
 
-    fn check_host(&self) -> Result<()> {
+    pub(crate) fn check_host(&self) -> Result<()> {
         if self.device().is_none() { Ok(()) } else { Err(Error::invalid("the CPU cannot reach the memory of a GPU")) }
     }
 

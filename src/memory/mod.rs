@@ -20,7 +20,7 @@ pub(crate) use chunk::Chunk;
 #[cfg(feature = "cudarc")]
 pub use cuda::interop::{CudaRef, CudaRefMut};
 pub use cuda::{RawStream, StreamOrder};
-pub(crate) use host::HostRegion;
+pub(crate) use host::{FileUser, HostRegion};
 pub use kind::MemKind;
 pub(crate) use lease::{BufKey, ReadLease, WriteLease};
 pub use lease::{Dest, Memory, Source};

@@ -14,6 +14,8 @@ use crate::memory::cuda::staging::Staging;
 pub(crate) enum Link {
     /// A queue within the process.
     Inproc,
+    /// Memory that two processes of one host share.
+    Shm,
     Tcp,
 }
 
@@ -25,6 +27,10 @@ pub(crate) struct Facts {
     pub same_host: bool,
     /// The peer's policy allows a direct copy within the process.
     pub peer_allows_inproc: bool,
+    /// The peer's policy allows shared memory.
+    pub peer_allows_shm: bool,
+    /// How shared memory came about, or why not, once it was tried.
+    pub shm: Option<Result<String, String>>,
     /// Round trip of the handshake.
     pub rtt: Option<Duration>,
     /// How the TCP connection is set up.
@@ -39,10 +45,19 @@ pub(crate) fn wants_inproc(policy: &PathPolicy) -> bool {
     policy.allows(PathKind::Inproc) || (policy.allows(PathKind::InprocPeer) && !tcp)
 }
 
+/// Whether a side with this policy wants shared memory with another process of its host.
+pub(crate) fn wants_shm(policy: &PathPolicy) -> bool {
+    let tcp = policy.allows(PathKind::Tcp) || policy.allows(PathKind::TcpStaged);
+    policy.allows(PathKind::Shm) || (policy.allows(PathKind::ShmStaged) && !tcp)
+}
+
 /// What is to carry the frames.
 pub(crate) fn link(facts: &Facts, policy: &PathPolicy) -> Result<Link> {
     if facts.same_process && facts.peer_allows_inproc && wants_inproc(policy) {
         return Ok(Link::Inproc);
+    }
+    if facts.same_host && facts.peer_allows_shm && wants_shm(policy) && !matches!(facts.shm, Some(Err(_))) {
+        return Ok(Link::Shm);
     }
     if policy.allows(PathKind::Tcp) || policy.allows(PathKind::TcpStaged) {
         return Ok(Link::Tcp);
@@ -56,6 +71,8 @@ pub(crate) fn kind_of(link: Link, local: MemKind, remote: MemKind) -> PathKind {
     match (link, local, remote) {
         (Link::Inproc, MemKind::Cuda(a), MemKind::Cuda(b)) if a != b => PathKind::InprocPeer,
         (Link::Inproc, ..) => PathKind::Inproc,
+        (Link::Shm, MemKind::Host, MemKind::Host) => PathKind::Shm,
+        (Link::Shm, ..) => PathKind::ShmStaged,
         (Link::Tcp, MemKind::Host, MemKind::Host) => PathKind::Tcp,
         (Link::Tcp, ..) => PathKind::TcpStaged,
     }
@@ -97,6 +114,7 @@ fn judge_all(facts: &Facts, policy: &PathPolicy, local: MemKind, remote: MemKind
 fn off_link(link: Link) -> Cow<'static, str> {
     Cow::Borrowed(match link {
         Link::Inproc => "the frames of this endpoint stay within the process",
+        Link::Shm => "the frames of this endpoint go through shared memory",
         Link::Tcp => "the frames of this endpoint go over TCP",
     })
 }
@@ -112,14 +130,28 @@ fn judge(kind: PathKind, facts: &Facts, local: MemKind, remote: MemKind) -> Judg
     let gpu = local != MemKind::Host || remote != MemKind::Host;
     match kind {
         PathKind::Inproc | PathKind::InprocPeer => judge_inproc(kind, facts, local, remote),
-        PathKind::CudaIpc | PathKind::GpuDirectRdma | PathKind::RdmaStaged | PathKind::TcpStaged if !gpu => Err(NO_GPU),
+        PathKind::CudaIpc | PathKind::ShmStaged | PathKind::GpuDirectRdma | PathKind::RdmaStaged | PathKind::TcpStaged
+            if !gpu =>
+        {
+            Err(NO_GPU)
+        }
         PathKind::Shm | PathKind::Rdma | PathKind::Tcp if gpu => Err(ON_GPU),
-        PathKind::CudaIpc | PathKind::Shm if !facts.same_host => Err(OTHER_HOST),
+        PathKind::CudaIpc | PathKind::Shm | PathKind::ShmStaged if !facts.same_host => Err(OTHER_HOST),
         PathKind::CudaIpc => Err("this version of gpusock has no CUDA IPC engine".into()),
-        PathKind::Shm => Err("this version of gpusock has no shared-memory engine".into()),
+        PathKind::Shm => judge_shm(facts),
+        PathKind::ShmStaged => judge_shm(facts).map(|how| format!("{how}; {}", Staging::describe()).into()),
         PathKind::GpuDirectRdma | PathKind::Rdma | PathKind::RdmaStaged => Err(NO_VERBS),
         PathKind::Tcp => Ok(facts.tcp.clone().into()),
         PathKind::TcpStaged => Ok(format!("{}; {}", facts.tcp, Staging::describe()).into()),
+    }
+}
+
+fn judge_shm(facts: &Facts) -> Judgement {
+    match &facts.shm {
+        _ if !facts.peer_allows_shm => Err("the peer does not allow it".into()),
+        Some(Ok(how)) => Ok(how.clone().into()),
+        Some(Err(why)) => Err(why.clone().into()),
+        None => Ok("the peer is on this host".into()),
     }
 }
 
@@ -162,6 +194,8 @@ mod tests {
             same_process: false,
             same_host: true,
             peer_allows_inproc: true,
+            peer_allows_shm: true,
+            shm: Some(Err("they do not meet".into())),
             rtt: Some(Duration::from_micros(80)),
             tcp: "1 lane, cubic (system)".into(),
             link: None,
@@ -180,7 +214,7 @@ mod tests {
         assert!(report.candidates().iter().all(|c| !c.reason.is_empty()));
         // Two processes of one host that end up on TCP: the report says why it is not shared memory.
         let shown = report.to_string();
-        assert!(shown.contains("no shared-memory engine") && shown.contains("40.0 us"), "{shown}");
+        assert!(shown.contains("they do not meet") && shown.contains("40.0 us"), "{shown}");
     }
 
     #[test]

@@ -17,6 +17,8 @@ pub enum PathKind {
     CudaIpc,
     /// Another process of this host, host memory: shared memory.
     Shm,
+    /// Another process of this host, through shared and pinned host memory, for GPU memory that the other process cannot reach.
+    ShmStaged,
     /// The NIC reads and writes GPU memory itself.
     GpuDirectRdma,
     /// The NIC reads and writes host memory.
@@ -31,11 +33,12 @@ pub enum PathKind {
 
 impl PathKind {
     /// All kinds, best first.
-    pub const ALL: [PathKind; 9] = [
+    pub const ALL: [PathKind; 10] = [
         PathKind::Inproc,
         PathKind::InprocPeer,
         PathKind::CudaIpc,
         PathKind::Shm,
+        PathKind::ShmStaged,
         PathKind::GpuDirectRdma,
         PathKind::Rdma,
         PathKind::RdmaStaged,
@@ -51,6 +54,7 @@ impl PathKind {
             PathKind::InprocPeer => "inproc-peer",
             PathKind::CudaIpc => "cuda-ipc",
             PathKind::Shm => "shm",
+            PathKind::ShmStaged => "shm-staged",
             PathKind::GpuDirectRdma => "gpudirect-rdma",
             PathKind::Rdma => "rdma",
             PathKind::RdmaStaged => "rdma-staged",
@@ -62,7 +66,7 @@ impl PathKind {
     /// Whether bytes pass through host memory that is neither their source nor their destination.
     #[must_use]
     pub fn is_staged(self) -> bool {
-        matches!(self, PathKind::RdmaStaged | PathKind::TcpStaged)
+        matches!(self, PathKind::ShmStaged | PathKind::RdmaStaged | PathKind::TcpStaged)
     }
 
     pub(crate) fn bit(self) -> u32 {

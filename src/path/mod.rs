@@ -8,7 +8,7 @@ mod kind;
 mod policy;
 mod report;
 
-pub(crate) use choice::{Facts, Link, choose, kind_of, link, wants_inproc};
+pub(crate) use choice::{Facts, Link, choose, kind_of, link, wants_inproc, wants_shm};
 pub use kind::PathKind;
 pub use policy::PathPolicy;
 pub use report::{Candidate, Cost, PathEvent, PathReport, Verdict};

@@ -4,6 +4,7 @@
 //! halves never block. What they move is named by [`Chunk`]s, which keep the memory alive for as long as an engine may touch it.
 
 pub(crate) mod inproc;
+pub(crate) mod shm;
 pub(crate) mod tcp;
 
 use std::sync::Arc;

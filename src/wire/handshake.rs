@@ -39,6 +39,8 @@ pub(crate) struct Hello {
     pub capabilities: u64,
     /// The offer that is answered, zero without one; for further lanes, the secret that joins them.
     pub nonce: u64,
+    /// Where the two sides are to meet on this host, and the proof of who comes; zero without.
+    pub meeting: [u8; 32],
     /// Why the connection is refused. Everything else is without meaning then.
     pub refused: Option<String>,
 }
@@ -58,6 +60,7 @@ ids! {
     CAPABILITIES = 8;
     NONCE = 9;
     REFUSED = 10;
+    MEETING = 11;
 }
 
 /// What the fixed header says.
@@ -113,6 +116,9 @@ impl Hello {
                 put(TIMES, &[&self.heartbeat_ms.to_le_bytes(), &self.liveness_ms.to_le_bytes()]);
                 put(CAPABILITIES, &[&self.capabilities.to_le_bytes()]);
                 put(NONCE, &[&self.nonce.to_le_bytes()]);
+                if self.meeting != [0; 32] {
+                    put(MEETING, &[&self.meeting]);
+                }
             }
         }
         let mut bytes = Vec::with_capacity(HEADER + body.len());
@@ -157,6 +163,7 @@ impl Hello {
                     hello.liveness_ms = u32::from_le_bytes(take(value)?);
                 }
                 CAPABILITIES => hello.capabilities = u64::from_le_bytes(take(value)?),
+                MEETING => hello.meeting = take(value)?,
                 NONCE => hello.nonce = u64::from_le_bytes(take(value)?),
                 REFUSED => hello.refused = Some(truncated(&String::from_utf8_lossy(value)).to_owned()),
                 unknown if unknown & CRITICAL != 0 => {
@@ -224,8 +231,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn hellos_survive(context: [u8; 16], process: [u8; 16], session: u64, lane: u16, lanes: u16, eager_max: u32, credit: u64, nonce: u64) {
-            let hello = Hello { context, process, session, lane, lanes, eager_max, credit, nonce, ..Hello::default() };
+        fn hellos_survive(context: [u8; 16], process: [u8; 16], meeting: [u8; 32], session: u64, lane: u16, lanes: u16, eager_max: u32, credit: u64, nonce: u64) {
+            let hello = Hello { context, process, session, lane, lanes, eager_max, credit, nonce, meeting, ..Hello::default() };
             let bytes = hello.encode();
             prop_assert_eq!(header(&bytes).unwrap().body, bytes.len() - HEADER);
             prop_assert_eq!(Hello::decode(&bytes[HEADER..]), Ok(hello));

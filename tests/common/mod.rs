@@ -16,21 +16,30 @@ pub enum Transport {
     TcpLanes,
     TcpNever,
     Inproc,
+    Shm,
+    ShmNever,
 }
 
 impl Transport {
     pub fn builder(self) -> ContextBuilder {
         let tcp = || Context::builder().policy(PathPolicy::new().require(PathKind::Tcp));
+        let shm = || Context::builder().policy(PathPolicy::new().require(PathKind::Shm));
         match self {
             Transport::Tcp => tcp(),
             Transport::TcpLanes => tcp().lanes(4),
             Transport::TcpNever => tcp().spin(Spin::Never),
+            Transport::Shm => shm(),
+            Transport::ShmNever => shm().spin(Spin::Never),
             Transport::Inproc => Context::builder().policy(PathPolicy::new().require(PathKind::Inproc)),
         }
     }
 
     pub fn kind(self) -> PathKind {
-        if self == Transport::Inproc { PathKind::Inproc } else { PathKind::Tcp }
+        match self {
+            Transport::Inproc => PathKind::Inproc,
+            Transport::Shm | Transport::ShmNever => PathKind::Shm,
+            _ => PathKind::Tcp,
+        }
     }
 }
 
@@ -51,6 +60,8 @@ macro_rules! on_every_transport {
             #[tokio::test] async fn tcp() { common::in_time(run(common::Transport::Tcp)).await }
             #[tokio::test] async fn tcp_lanes() { common::in_time(run(common::Transport::TcpLanes)).await }
             #[tokio::test] async fn tcp_never_spinning() { common::in_time(run(common::Transport::TcpNever)).await }
+            #[tokio::test] async fn shm() { common::in_time(run(common::Transport::Shm)).await }
+            #[tokio::test] async fn shm_never_spinning() { common::in_time(run(common::Transport::ShmNever)).await }
             #[tokio::test] async fn inproc() { common::in_time(run(common::Transport::Inproc)).await }
         })*
     };

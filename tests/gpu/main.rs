@@ -23,23 +23,29 @@ use libtest_mimic::{Arguments, Trial};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Link {
     Inproc,
+    Shm,
     Tcp,
 }
 
 impl Link {
-    pub const ALL: [Link; 2] = [Link::Inproc, Link::Tcp];
+    pub const ALL: [Link; 3] = [Link::Inproc, Link::Shm, Link::Tcp];
 
     pub fn builder(self) -> ContextBuilder {
         let policy = PathPolicy::new();
         Context::builder().policy(match self {
             Link::Inproc => policy.allow_only([PathKind::Inproc, PathKind::InprocPeer]),
+            Link::Shm => policy.allow_only([PathKind::Shm, PathKind::ShmStaged]),
             Link::Tcp => policy.allow_only([PathKind::Tcp, PathKind::TcpStaged]),
         })
     }
 
     /// The path between two memories of one GPU.
     pub fn path(self) -> PathKind {
-        if self == Link::Inproc { PathKind::Inproc } else { PathKind::TcpStaged }
+        match self {
+            Link::Inproc => PathKind::Inproc,
+            Link::Shm => PathKind::ShmStaged,
+            Link::Tcp => PathKind::TcpStaged,
+        }
     }
 }
 

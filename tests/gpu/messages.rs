@@ -94,7 +94,7 @@ async fn receipts_tell_what_happened(link: Link) {
     let source = filled(&pair.ctx_a, "cuda:0", len, 1);
     let mut target = pair.ctx_b.alloc("cuda:0", len as u64).unwrap();
     let (sent, received) = tokio::join!(pair.a.send(&source), pair.b.recv(&mut target));
-    let staged = if link == Link::Tcp { len as u64 } else { 0 };
+    let staged = if link == Link::Inproc { 0 } else { len as u64 };
     for receipt in [sent.unwrap(), received.unwrap().receipt] {
         assert_eq!((receipt.path, receipt.gpu, receipt.staged_bytes), (link.path(), Some(0), staged));
     }
@@ -321,7 +321,7 @@ async fn between_two_gpus() {
         let remote = gpusock::RemoteBuf::from_bytes(&lease.to_bytes()).unwrap();
         let source = filled(&pair.ctx_a, "cuda:0", 4096, 6);
         let receipt = pair.a.write_remote(&source, &remote).await.unwrap();
-        assert_eq!(receipt.path, if link == Link::Inproc { PathKind::InprocPeer } else { PathKind::TcpStaged });
+        assert_eq!(receipt.path, if link == Link::Inproc { PathKind::InprocPeer } else { link.path() });
         assert!(bytes(&there) == pattern(4096, 6));
         let report = pair.a.path(&source, &remote).unwrap();
         assert_eq!(report.chosen(), Some(receipt.path));

@@ -9,6 +9,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
+use super::MemoryFile;
 use crate::error::{Error, Result};
 use crate::memory::cuda::staging::Taken;
 
@@ -29,8 +30,8 @@ enum Backing {
     /// Nothing to free.
     Empty,
     Heap(Layout),
-    /// A mapping of a file in memory. Its descriptor is closed; the mapping keeps the file.
-    File,
+    /// A mapping of a file in memory, and the file itself where other processes can be given it.
+    File(Option<MemoryFile>),
     /// A vector taken apart; its capacity.
     Vec(usize),
     /// Kept for its drop.
@@ -91,7 +92,7 @@ impl HostRegion {
             rustix::mm::mmap(std::ptr::null_mut(), size, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &fd, 0)?
         };
         let base = NonNull::new(pointer.cast()).ok_or(Errno::NOMEM)?;
-        Ok(HostRegion { base, len: size as u64, writable: true, backing: Backing::File })
+        Ok(HostRegion { base, len: size as u64, writable: true, backing: Backing::File(MemoryFile::keep(fd)) })
     }
 
     /// The bytes of a vector.
@@ -128,7 +129,15 @@ impl HostRegion {
 
     /// Whether its pages are those of a memory file, and of nothing else, ever.
     pub(crate) fn is_file(&self) -> bool {
-        matches!(self.backing, Backing::File)
+        matches!(self.backing, Backing::File(_))
+    }
+
+    /// The memory file that has exactly these bytes, for other processes.
+    pub(crate) fn shared_file(&self) -> Option<&MemoryFile> {
+        match &self.backing {
+            Backing::File(file) => file.as_ref(),
+            _ => None,
+        }
     }
 }
 
@@ -138,7 +147,7 @@ impl Drop for HostRegion {
             Backing::Empty | Backing::Bytes(_) | Backing::Pinned(_) => {}
             // SAFETY: allocated with this layout, and this is the last reference.
             Backing::Heap(layout) => unsafe { std::alloc::dealloc(self.base.as_ptr(), *layout) },
-            Backing::File => {
+            Backing::File(_) => {
                 // SAFETY: mapped with this address and length, and this is the last reference.
                 if let Err(error) = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len as usize) } {
                     tracing::error!(%error, "a mapping could not be removed");

@@ -1,0 +1,154 @@
+//! How two processes find out that they are on one host, and come by their shared memory.
+//!
+//! The side that accepts listens on an abstract Unix socket with a random name, which it tells the other over TCP, with a second random number
+//! that proves who comes. Abstract names belong to a network namespace, so processes that do not share one do not meet. The kernel says
+//! which user is at the other end; another user than this process's is refused unless the user of the crate allows it.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use super::link::Link;
+use super::memory::{SIZE, Shared};
+use super::socket;
+
+/// The name of the socket, and the number that proves who comes.
+pub(crate) type Token = [u8; 32];
+
+/// How long a stranger on the socket may take to say its number.
+const STRANGER: Duration = Duration::from_millis(200);
+/// What the side that accepts says, before the length of its file.
+const WELCOME: u64 = u64::from_le_bytes(*b"gpusock\x01");
+
+/// One end of the shared memory.
+#[derive(Debug)]
+pub(crate) struct ShmEnd {
+    shared: Shared,
+    socket: OwnedFd,
+    side: usize,
+}
+
+impl ShmEnd {
+    pub(super) fn into_link(self) -> Arc<Link> {
+        Link::new(self.shared, self.socket, self.side)
+    }
+}
+
+/// Why it did not come about, for people.
+type Reason = String;
+
+fn name(token: &Token) -> Result<SocketAddrUnix, Reason> {
+    let digits: String = token[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+    SocketAddrUnix::new_abstract_name(format!("gpusock-{digits}").as_bytes()).map_err(|e| format!("naming a Unix socket: {e}"))
+}
+
+fn open() -> Result<OwnedFd, Reason> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+        .map_err(|e| format!("opening a Unix socket: {e}"))
+}
+
+/// Whether the process at the other end may share memory with this one.
+fn check_user(socket: &OwnedFd, others: bool) -> Result<(), Reason> {
+    let peer = rustix::net::sockopt::socket_peercred(socket).map_err(|e| format!("asking who is at a Unix socket: {e}"))?;
+    let own = rustix::process::geteuid();
+    if peer.uid == own || others {
+        return Ok(());
+    }
+    Err(format!(
+        "the peer runs as user {}, this process as user {}; `shm_between_users` allows it",
+        peer.uid.as_raw(),
+        own.as_raw()
+    ))
+}
+
+/// Waits for a packet.
+async fn receive(socket: &AsyncFd<OwnedFd>, bytes: &mut [u8; 64]) -> Result<(usize, Option<OwnedFd>), Reason> {
+    loop {
+        let mut ready = socket.ready(Interest::READABLE).await.map_err(|e| format!("waiting at a Unix socket: {e}"))?;
+        match socket::receive(socket.as_fd(), bytes) {
+            Ok((packet, file)) => return Ok((packet.len(), file)),
+            Err(Errno::AGAIN) => ready.clear_ready(),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(format!("receiving at a Unix socket: {errno}")),
+        }
+    }
+}
+
+fn watch(socket: OwnedFd) -> Result<AsyncFd<OwnedFd>, Reason> {
+    // SAFETY: the descriptor belongs to the value that tokio is given.
+    unsafe { AsyncFd::register(socket) }.map_err(|e| format!("watching a Unix socket: {e}"))
+}
+
+/// The side that accepts, waiting.
+pub(crate) struct Meeting {
+    listener: AsyncFd<OwnedFd>,
+    token: Token,
+    others: bool,
+    shared: Shared,
+    file: OwnedFd,
+}
+
+impl Meeting {
+    pub(crate) fn new(token: Token, others: bool) -> Result<Self, Reason> {
+        let (shared, file) = Shared::create().map_err(|e| format!("making shared memory: {e}"))?;
+        let listener = open()?;
+        rustix::net::bind(&listener, &name(&token)?).map_err(|e| format!("binding a Unix socket: {e}"))?;
+        rustix::net::listen(&listener, 4).map_err(|e| format!("listening on a Unix socket: {e}"))?;
+        Ok(Meeting { listener: watch(listener)?, token, others, shared, file })
+    }
+
+    /// Waits for the peer. Strangers are sent away.
+    pub(crate) async fn wait(self) -> Result<ShmEnd, Reason> {
+        loop {
+            let mut ready =
+                self.listener.ready(Interest::READABLE).await.map_err(|e| format!("waiting at a Unix socket: {e}"))?;
+            let socket = match rustix::net::accept_with(&self.listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
+                Ok(socket) => socket,
+                Err(Errno::AGAIN) => {
+                    ready.clear_ready();
+                    continue;
+                }
+                Err(Errno::INTR | Errno::CONNABORTED) => continue,
+                Err(errno) => return Err(format!("accepting at a Unix socket: {errno}")),
+            };
+            let socket = watch(socket)?;
+            let mut bytes = [0; 64];
+            let said = tokio::time::timeout(STRANGER, receive(&socket, &mut bytes)).await;
+            if !matches!(said, Ok(Ok((n, _))) if bytes[..n] == self.token[16..]) {
+                continue;
+            }
+            let socket = socket.into_inner();
+            check_user(&socket, self.others)?;
+            let welcome = [WELCOME, SIZE as u64].map(u64::to_le_bytes).concat();
+            socket::send(socket.as_fd(), &welcome, Some(self.file.as_fd())).map_err(|e| format!("sending shared memory: {e}"))?;
+            return Ok(ShmEnd { shared: self.shared, socket, side: 0 });
+        }
+    }
+}
+
+/// The side that connects.
+pub(crate) async fn meet(token: &Token, others: bool) -> Result<ShmEnd, Reason> {
+    let socket = open()?;
+    rustix::net::connect(&socket, &name(token)?).map_err(|errno| match errno {
+        Errno::CONNREFUSED => {
+            "the two processes do not meet on a Unix socket: they are in different network namespaces".to_owned()
+        }
+        errno => format!("connecting to a Unix socket: {errno}"),
+    })?;
+    check_user(&socket, others)?;
+    socket::send(socket.as_fd(), &token[16..], None).map_err(|e| format!("sending on a Unix socket: {e}"))?;
+    let socket = watch(socket)?;
+    let mut bytes = [0; 64];
+    let (n, file) = receive(&socket, &mut bytes).await?;
+    let (Some(file), true) = (file, bytes[..n] == [WELCOME, SIZE as u64].map(u64::to_le_bytes).concat()) else {
+        return Err("the peer refused to share memory".to_owned());
+    };
+    let shared = Shared::of_peer(file.as_fd()).map_err(|e| format!("mapping shared memory: {e}"))?;
+    Ok(ShmEnd { shared, socket: socket.into_inner(), side: 1 })
+}
