@@ -4,6 +4,8 @@ mod common;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
 use std::time::{Duration, Instant};
 
 use common::{Pair, Process, Transport, filled, in_time, pattern};
@@ -16,7 +18,7 @@ use gpusock::{Access, Context, Error, GpuEndpoint, PathEvent, PathKind, PathPoli
 async fn child() {
     let Some(role) = common::role() else { return };
     let (what, address) = role.split_once(' ').unwrap();
-    let ctx = Context::new().unwrap();
+    let ctx = Context::builder().shm_between_users(what == "path-of-another-user").build().unwrap();
     let ep = ctx.connect(address).await.unwrap();
     match what {
         // Receives a little of what comes, then waits to be killed.
@@ -35,8 +37,17 @@ async fn child() {
             common::say("read");
             std::future::pending::<()>().await;
         }
+        // Sends messages from memory files until it is killed.
+        "source" => {
+            let sources: Vec<_> = (0..8).map(|i| filled(&ctx, 1 << 20, i)).collect();
+            loop {
+                for source in &sources {
+                    ep.send(source).await.unwrap();
+                }
+            }
+        }
         // Tells which path it has, and what was rejected.
-        "path" => {
+        "path" | "path-of-another-user" => {
             common::say(&ep.path_report().unwrap().to_string().replace('\n', "|"));
             ep.closed().await;
         }
@@ -53,108 +64,182 @@ async fn listen(ctx: &Context) -> (gpusock::GpuListener, SocketAddr) {
 /// Case 5: killed in the middle of 64 transfers.
 #[tokio::test]
 async fn a_killed_peer_fails_everything_and_nothing_else() {
-    in_time(async {
-        let ctx = Context::new().unwrap();
-        let (listener, address) = listen(&ctx).await;
-        let mut victim = Process::start(&format!("sink {address}"));
-        let ep = listener.accept().await.unwrap();
-        let mut bystander = Process::start(&format!("path {address}"));
-        let other = listener.accept().await.unwrap();
-        let sources: Vec<_> = (0..64).map(|i| filled(&ctx, 1 << 20, i)).collect();
-        let target = ctx.alloc("host", 8).unwrap();
-        let lease = ep.expose(&target, Access::WRITE).unwrap();
-        let mut sends: FuturesUnordered<_> = sources.iter().map(|source| ep.send(source)).collect();
-        sends.next().await.unwrap().unwrap();
-        let (mut recv_buf, began) = (ctx.alloc("host", 8).unwrap(), Instant::now());
-        let recv = ep.recv(&mut recv_buf);
-        tokio::task::spawn_blocking(move || {
-            assert_eq!(victim.hear(), "one");
-            victim.kill();
-        })
-        .await
-        .unwrap();
-        let mut lost = 0;
-        while let Some(result) = sends.next().await {
-            match result {
-                Err(Error::PeerLost { .. }) => lost += 1,
-                other => panic!("{other:?}"),
-            }
+    for kind in [PathKind::Shm, PathKind::Tcp] {
+        in_time(killed_in_the_middle(kind)).await;
+    }
+}
+
+async fn killed_in_the_middle(kind: PathKind) {
+    let ctx = only(kind);
+    let (listener, address) = listen(&ctx).await;
+    let mut victim = Process::start(&format!("sink {address}"));
+    let ep = listener.accept().await.unwrap();
+    let mut bystander = Process::start(&format!("path {address}"));
+    let other = listener.accept().await.unwrap();
+    let sources: Vec<_> = (0..64).map(|i| filled(&ctx, 1 << 20, i)).collect();
+    let target = ctx.alloc("host", 8).unwrap();
+    let lease = ep.expose(&target, Access::WRITE).unwrap();
+    let mut sends: FuturesUnordered<_> = sources.iter().map(|source| ep.send(source)).collect();
+    sends.next().await.unwrap().unwrap();
+    let (mut recv_buf, began) = (ctx.alloc("host", 8).unwrap(), Instant::now());
+    let recv = ep.recv(&mut recv_buf);
+    tokio::task::spawn_blocking(move || {
+        assert_eq!(victim.hear(), "one");
+        victim.kill();
+    })
+    .await
+    .unwrap();
+    let mut lost = 0;
+    while let Some(result) = sends.next().await {
+        match result {
+            Err(Error::PeerLost { .. }) => lost += 1,
+            other => panic!("{other:?}"),
         }
-        assert_eq!(lost, 63);
-        assert!(matches!(recv.await, Err(Error::PeerLost { .. })));
-        assert!(matches!(ep.closed().await, Error::PeerLost { .. }));
-        assert!(matches!(ep.send_bytes("x").await, Err(Error::PeerLost { .. })));
-        assert!(began.elapsed() < Duration::from_secs(15), "within the liveness time");
-        assert_eq!(ep.stats().in_flight, 0);
-        drop((lease, sources));
-        // The other endpoint and new ones work on.
-        assert!(bystander.hear().contains("tcp"));
-        other.send_bytes("x").await.unwrap();
-        other.flush().await.unwrap();
-        let (again, peer) = tokio::join!(listener.accept(), ctx.connect(address));
-        again.unwrap().send_bytes("y").await.unwrap();
-        assert_eq!(peer.unwrap().recv_bytes().await.unwrap().0, "y");
+    }
+    assert_eq!(lost, 63);
+    assert!(matches!(recv.await, Err(Error::PeerLost { .. })));
+    assert!(matches!(ep.closed().await, Error::PeerLost { .. }));
+    assert!(matches!(ep.send_bytes("x").await, Err(Error::PeerLost { .. })));
+    assert!(began.elapsed() < Duration::from_secs(15), "within the liveness time");
+    assert_eq!(ep.stats().in_flight, 0);
+    drop((lease, sources));
+    // The other endpoint and new ones work on.
+    assert!(bystander.hear().contains(&format!("{kind} ")));
+    other.send_bytes("x").await.unwrap();
+    other.flush().await.unwrap();
+    let (again, peer) = tokio::join!(listener.accept(), ctx.connect(address));
+    again.unwrap().send_bytes("y").await.unwrap();
+    assert_eq!(peer.unwrap().recv_bytes().await.unwrap().0, "y");
+}
+
+fn only(kind: PathKind) -> Context {
+    Context::builder().policy(PathPolicy::new().require(kind)).build().unwrap()
+}
+
+/// What a peer had handed over is let go of when it dies.
+#[tokio::test]
+async fn a_killed_peer_leaves_no_mapping() {
+    in_time(async {
+        let ctx = only(PathKind::Shm);
+        let (listener, address) = listen(&ctx).await;
+        let mut target = ctx.alloc("host", 1 << 20).unwrap();
+        let (mappings, descriptors) = (common::mappings(), common::descriptors());
+        for _ in 0..5 {
+            let mut source = Process::start(&format!("source {address}"));
+            let ep = listener.accept().await.unwrap();
+            for i in 0..20 {
+                assert_eq!(ep.recv(&mut target).await.unwrap().receipt.path, PathKind::Shm);
+                assert!(target.to_vec().unwrap() == pattern(1 << 20, i % 8));
+            }
+            assert!(common::mappings() > mappings, "nothing was mapped");
+            source.kill();
+            assert!(matches!(ep.closed().await, Error::PeerLost { .. }));
+            drop(ep);
+        }
+        while ctx.endpoints() > 0 {
+            tokio::task::yield_now().await;
+        }
+        assert!(common::mappings() <= mappings + 8 && common::descriptors() <= descriptors + 8, "other tests use a few");
     })
     .await;
+}
+
+/// A process of another user gets no memory of this one's, unless both allow it.
+#[tokio::test]
+async fn another_user_is_reached_over_tcp() {
+    if !is_root() {
+        eprintln!("not run: only root can start a process of another user");
+        return;
+    }
+    in_time(async {
+        // Where the other user can reach it.
+        let dir = tempfile::tempdir().unwrap();
+        let program = dir.path().join("test");
+        std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+        for (role, allowed, kind) in [
+            ("path", false, PathKind::Tcp),
+            ("path", true, PathKind::Tcp),
+            ("path-of-another-user", false, PathKind::Tcp),
+            ("path-of-another-user", true, PathKind::Shm),
+        ] {
+            let ctx = Context::builder().shm_between_users(allowed).build().unwrap();
+            let (listener, address) = listen(&ctx).await;
+            let mut command = std::process::Command::new(&program);
+            command.uid(65534).gid(65534).current_dir("/");
+            let mut other = Process::start_by(command, &format!("{role} {address}"));
+            let report = listener.accept().await.unwrap().path_report().unwrap();
+            assert_eq!(report.chosen(), Some(kind), "{role} {allowed}: {report}");
+            if kind == PathKind::Tcp {
+                assert!(report.to_string().contains("runs as user"), "{report}");
+            }
+            assert!(other.hear().contains(&format!("{kind} ")));
+        }
+    })
+    .await;
+}
+
+fn is_root() -> bool {
+    std::fs::metadata("/proc/self").unwrap().uid() == 0
 }
 
 /// Case 6: readers come, read and vanish, 200 times.
 #[tokio::test]
 async fn readers_that_vanish_leave_nothing_behind() {
-    in_time(async {
-        let ctx = Context::new().unwrap();
-        let (listener, address) = listen(&ctx).await;
-        let source = filled(&ctx, 100_000, 1);
-        let serve = |ep: GpuEndpoint| {
-            let lease = ep.expose(&source, Access::READ).unwrap();
-            async move {
-                ep.send_bytes(lease.to_bytes()).await.unwrap();
-                ep.closed().await
-            }
-        };
-        let mut baseline = 0;
-        for i in 0..200 {
-            if i % 20 == 0 {
-                let mut reader = Process::start(&format!("reader {address}"));
-                let ep = listener.accept().await.unwrap();
-                let killed = tokio::task::spawn_blocking(move || {
-                    assert_eq!(reader.hear(), "read");
-                    reader.kill();
-                });
-                let (why, killed) = tokio::join!(serve(ep), killed);
-                killed.unwrap();
-                assert!(matches!(why, Error::PeerLost { .. }), "{why:?}");
-            } else {
-                let reader_ctx = Transport::Tcp.builder().build().unwrap();
-                let (ep, reader) = tokio::join!(listener.accept(), reader_ctx.connect(address));
-                let reader = reader.unwrap();
-                let read = async move {
-                    let remote = RemoteBuf::from_bytes(&reader.recv_bytes().await.unwrap().0).unwrap();
-                    let mut buf = reader_ctx.alloc("host", remote.len()).unwrap();
-                    reader.read_remote(&mut buf, &remote).await.unwrap();
-                    assert!(buf.to_vec().unwrap() == pattern(100_000, 1));
-                };
-                let (why, ()) = tokio::join!(serve(ep.unwrap()), read);
-                assert!(matches!(why, Error::Closed), "{why:?}");
-            }
-            if i == 40 {
-                baseline = common::descriptors();
-            }
+    for kind in [PathKind::Shm, PathKind::Tcp] {
+        in_time(readers_that_vanish(kind)).await;
+    }
+}
+
+async fn readers_that_vanish(kind: PathKind) {
+    const LEN: usize = 400_000;
+    let ctx = only(kind);
+    let (listener, address) = listen(&ctx).await;
+    let source = filled(&ctx, LEN, 1);
+    let serve = |ep: GpuEndpoint| {
+        let lease = ep.expose(&source, Access::READ).unwrap();
+        async move {
+            ep.send_bytes(lease.to_bytes()).await.unwrap();
+            ep.closed().await
         }
-        while ctx.endpoints() > 0 {
-            tokio::task::yield_now().await;
+    };
+    let mut baseline = (0, 0);
+    for i in 0..200 {
+        if i % 20 == 0 {
+            let mut reader = Process::start(&format!("reader {address}"));
+            let ep = listener.accept().await.unwrap();
+            let killed = tokio::task::spawn_blocking(move || {
+                assert_eq!(reader.hear(), "read");
+                reader.kill();
+            });
+            let (why, killed) = tokio::join!(serve(ep), killed);
+            killed.unwrap();
+            assert!(matches!(why, Error::PeerLost { .. }), "{why:?}");
+        } else {
+            let reader_ctx = only(kind);
+            let (ep, reader) = tokio::join!(listener.accept(), reader_ctx.connect(address));
+            let reader = reader.unwrap();
+            let read = async move {
+                let remote = RemoteBuf::from_bytes(&reader.recv_bytes().await.unwrap().0).unwrap();
+                let mut buf = reader_ctx.alloc("host", remote.len()).unwrap();
+                reader.read_remote(&mut buf, &remote).await.unwrap();
+                assert!(buf.to_vec().unwrap() == pattern(LEN, 1));
+            };
+            let (why, ()) = tokio::join!(serve(ep.unwrap()), read);
+            assert!(matches!(why, Error::Closed), "{why:?}");
         }
-        // Other tests of the same process open and close theirs; a leak would be 160 and more.
-        assert!(common::descriptors() < baseline + 100, "descriptors grow: {baseline} to {}", common::descriptors());
-        assert!(
-            source.slice(..).len() == 100_000 && {
-                let mut source = source;
-                source.map_mut().is_ok()
-            },
-            "all exposures ended"
-        );
-    })
-    .await;
+        if i == 40 {
+            baseline = (common::descriptors(), common::mappings());
+        }
+    }
+    while ctx.endpoints() > 0 {
+        tokio::task::yield_now().await;
+    }
+    // Other tests of the same process open and close theirs; a leak would be 160 and more.
+    let now = (common::descriptors(), common::mappings());
+    assert!(now.0 < baseline.0 + 100 && now.1 < baseline.1 + 100, "descriptors and mappings grow: {baseline:?} to {now:?}");
+    let mut source = source;
+    assert!(source.map_mut().is_ok(), "all exposures ended");
 }
 
 /// Case 16: what comes to an open port.
@@ -460,6 +545,8 @@ async fn no_wake_up_is_lost() {
     for (transport, spin) in [
         (Transport::Tcp, Spin::Never),
         (Transport::Tcp, Spin::Adaptive),
+        (Transport::Shm, Spin::Never),
+        (Transport::Shm, Spin::Adaptive),
         (Transport::Inproc, Spin::Never),
         (Transport::Inproc, Spin::Adaptive),
     ] {

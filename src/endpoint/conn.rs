@@ -711,7 +711,10 @@ impl Source for Conn {
         if let Some(lane) = self.lanes.get(lane) {
             lane.armed.store(0, Ordering::Release);
             if let Bell::Shm(link) = &lane.bell {
-                self.drain(link);
+                if self.drain(link) {
+                    // Perhaps it was for somebody who has armed the lane since: that arming is used up, too.
+                    lane.armed.swap(0, Ordering::AcqRel);
+                }
             }
         }
         let mut moved = Moved::default();

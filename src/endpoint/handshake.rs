@@ -380,8 +380,11 @@ async fn attend(meeting: shm::Meeting, stream: &mut tokio::net::TcpStream) -> Re
             }
         }
     };
-    if let Some(why) = outcome.refused {
-        return Ok(Err(why));
+    // This side's own reason says more than that it refused.
+    match (&came, outcome.refused) {
+        (Some(Err(why)), _) => return Ok(Err(why.clone())),
+        (_, Some(why)) => return Ok(Err(why)),
+        _ => {}
     }
     // It has what was sent to it, so this does not wait; unless it lies, and then the handshake's time runs out.
     match came {

@@ -117,6 +117,11 @@ pub fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
+/// Mappings of memory files of this crate, in this process.
+pub fn mappings() -> usize {
+    std::fs::read_to_string("/proc/self/maps").unwrap().lines().filter(|line| line.contains("memfd:gpusock")).count()
+}
+
 /// A second process: this test binary again, running the one test `child`, which does what `role` says.
 pub struct Process {
     pub child: Child,
@@ -130,7 +135,12 @@ const MARK: &str = "##";
 
 impl Process {
     pub fn start(role: &str) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
+        Self::start_by(Command::new(std::env::current_exe().unwrap()), role)
+    }
+
+    /// The same, with a command that runs this test binary.
+    pub fn start_by(mut command: Command, role: &str) -> Self {
+        let mut child = command
             .args(["child", "--exact", "--nocapture", "--test-threads=1"])
             .env(ROLE, role)
             .stdin(Stdio::piped())
