@@ -204,6 +204,12 @@ impl Link {
         find().ok_or_else(|| violation(&"a memory file that it never sent"))
     }
 
+    /// Files of the peer's that are mapped here.
+    #[cfg(test)]
+    pub(super) fn imported(&self) -> usize {
+        lock(&self.imports).len()
+    }
+
     /// Lets go of the peer's memory, and hands out nothing more.
     pub(super) fn end(&self) {
         lock(&self.exports).over = true;

@@ -10,6 +10,8 @@ mod memory;
 mod ring;
 mod rx;
 mod socket;
+#[cfg(all(test, not(gpusock_loom)))]
+mod tests;
 mod tx;
 
 pub(crate) use link::Link;
