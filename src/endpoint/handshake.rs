@@ -388,9 +388,9 @@ async fn attend(meeting: shm::Meeting, stream: &mut tokio::net::TcpStream) -> Re
     }
     // It has what was sent to it, so this does not wait; unless it lies, and then the handshake's time runs out.
     match came {
-        Some(Ok(end)) => Ok(Ok(end)),
+        Some(Ok(end)) => Ok(Ok(end.explore())),
         Some(Err(why)) => Err(Trouble::Io(std::io::Error::other(why))),
-        None => coming.await.map(Ok).map_err(|why| Trouble::Io(std::io::Error::other(why))),
+        None => coming.await.map(|end| Ok(end.explore())).map_err(|why| Trouble::Io(std::io::Error::other(why))),
     }
 }
 
@@ -460,7 +460,7 @@ fn start(
     facts.peer_allows_inproc &= inproc.is_some() || !facts.same_process;
     let shared = match shared {
         Some(Ok(end)) => {
-            facts.shm = Some(Ok(shm::describe()));
+            facts.shm = Some(Ok(end.describe()));
             Some(end)
         }
         Some(Err(why)) => {

@@ -153,6 +153,11 @@ impl Chunk {
         Ok(word.compare_exchange(expected, new, Ordering::SeqCst, Ordering::SeqCst).unwrap_or_else(|now| now))
     }
 
+    /// Whether the memory is the process's own, which the kernel can read like any other.
+    pub(crate) fn is_ordinary(&self) -> bool {
+        matches!(&*self.region, Region::Host(region) if region.is_ordinary())
+    }
+
     /// Whether the memory is a memory file.
     pub(crate) fn is_file(&self) -> bool {
         matches!(&*self.region, Region::Host(region) if region.is_file())

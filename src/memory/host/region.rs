@@ -132,6 +132,11 @@ impl HostRegion {
         matches!(self.backing, Backing::File(_))
     }
 
+    /// Whether it is neither a file nor a driver's.
+    pub(crate) fn is_ordinary(&self) -> bool {
+        !matches!(self.backing, Backing::File(_) | Backing::Pinned(_))
+    }
+
     /// The memory file that has exactly these bytes, for other processes.
     pub(crate) fn shared_file(&self) -> Option<&MemoryFile> {
         match &self.backing {

@@ -1,8 +1,9 @@
 //! Copies between memory of this process and memory that is shared with the peer.
 
-use super::memory::{Direction, Mapping};
+use super::memory::{Direction, Mapping, read_process};
 use crate::error::{Error, Result};
 use crate::memory::Chunk;
+use crate::transport::tcp::rx::violation;
 
 /// From a chunk into a record.
 pub(super) fn into_ring(ring: &Direction, to: u64, chunk: &Chunk, at: u64, n: usize) -> Result<()> {
@@ -32,6 +33,15 @@ pub(super) fn from_peer(mapping: &Mapping, from: u64, chunk: &Chunk, at: u64, n:
     // their addresses are different mappings. The peer can change its bytes, not take them away: the file cannot shrink.
     unsafe { std::ptr::copy_nonoverlapping(from, to, n) };
     Ok(Some(()))
+}
+
+/// From an address in the peer's process into a chunk.
+pub(super) fn from_process(peer: Option<rustix::process::Pid>, from: u64, chunk: &Chunk, n: usize) -> Result<()> {
+    chunk.check_writable()?;
+    let to = host(chunk, 0, n)?;
+    let peer = peer.ok_or_else(|| violation(&"a payload in a process that cannot be reached"))?;
+    // SAFETY: the range was checked, and the chunk keeps it.
+    unsafe { read_process(peer, from, to, n) }.map_err(|errno| violation(&format!("its memory cannot be read: {errno}")))
 }
 
 /// The address of a range of a chunk, which the CPU can reach.

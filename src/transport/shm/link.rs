@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use rustix::io::Errno;
+use rustix::process::Pid;
 
 use super::memory::{Direction, Mapping, Shared};
 use super::ring::{self, Store};
@@ -45,6 +46,8 @@ pub(crate) struct Link {
     socket: OwnedFd,
     /// 0: this side has accepted.
     side: usize,
+    /// The peer's process, if it has a number here.
+    peer: Option<Pid>,
     waker: OnceLock<Waker>,
     /// How far the halves of this side have come, for who arms them.
     pub(super) consumed: AtomicU64,
@@ -60,11 +63,12 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    pub(super) fn new(shared: Shared, socket: OwnedFd, side: usize) -> Arc<Self> {
+    pub(super) fn new(shared: Shared, socket: OwnedFd, side: usize, peer: Option<Pid>) -> Arc<Self> {
         Arc::new(Link {
             shared: Arc::new(shared),
             socket,
             side,
+            peer,
             waker: OnceLock::new(),
             consumed: AtomicU64::new(0),
             produced: AtomicU64::new(0),
@@ -74,6 +78,10 @@ impl Link {
             behind: AtomicBool::new(false),
             imports: Mutex::default(),
         })
+    }
+
+    pub(super) fn peer(&self) -> Option<Pid> {
+        self.peer
     }
 
     pub(super) fn outgoing(&self) -> Direction {

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::Pid;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -31,11 +32,33 @@ pub(crate) struct ShmEnd {
     shared: Shared,
     socket: OwnedFd,
     side: usize,
+    peer: Option<Pid>,
+    /// Whether memory of the peer's that is no memory file can be read.
+    reads: Result<(), Errno>,
 }
 
 impl ShmEnd {
+    fn new(shared: Shared, socket: OwnedFd, side: usize, peer: Option<Pid>) -> Self {
+        ShmEnd { shared, socket, side, peer, reads: Err(Errno::SRCH) }
+    }
+
+    /// Finds out how memory can be reached. Both sides have mapped the shared memory.
+    pub(crate) fn explore(mut self) -> Self {
+        self.reads = self.shared.try_reading(1 - self.side, self.peer);
+        self
+    }
+
     pub(super) fn into_link(self) -> Arc<Link> {
-        Link::new(self.shared, self.socket, self.side)
+        Link::new(self.shared, self.socket, self.side, self.peer)
+    }
+
+    /// How it is set up, for the report.
+    pub(crate) fn describe(&self) -> String {
+        let others = match self.reads {
+            Ok(()) => "those of other memory by process_vm_readv".to_owned(),
+            Err(errno) => format!("those of other memory pass through a ring (process_vm_readv: {errno})"),
+        };
+        format!("the peer is on this host: long payloads of memory files are read in place, {others}")
     }
 }
 
@@ -54,17 +77,13 @@ fn open() -> Result<OwnedFd, Reason> {
 }
 
 /// Whether the process at the other end may share memory with this one.
-fn check_user(socket: &OwnedFd, others: bool) -> Result<(), Reason> {
-    let peer = rustix::net::sockopt::socket_peercred(socket).map_err(|e| format!("asking who is at a Unix socket: {e}"))?;
-    let own = rustix::process::geteuid();
-    if peer.uid == own || others {
-        return Ok(());
+fn check_user(socket: &OwnedFd, others: bool) -> Result<Option<Pid>, Reason> {
+    let (process, user) = socket::peer(socket.as_fd()).map_err(|e| format!("asking who is at a Unix socket: {e}"))?;
+    let own = rustix::process::geteuid().as_raw();
+    if user == own || others {
+        return Ok(process);
     }
-    Err(format!(
-        "the peer runs as user {}, this process as user {}; `shm_between_users` allows it",
-        peer.uid.as_raw(),
-        own.as_raw()
-    ))
+    Err(format!("the peer runs as user {}, this process as user {}; `shm_between_users` allows it", user, own))
 }
 
 /// Waits for a packet.
@@ -124,10 +143,10 @@ impl Meeting {
                 continue;
             }
             let socket = socket.into_inner();
-            check_user(&socket, self.others)?;
+            let process = check_user(&socket, self.others)?;
             let welcome = [WELCOME, SIZE as u64].map(u64::to_le_bytes).concat();
             socket::send(socket.as_fd(), &welcome, Some(self.file.as_fd())).map_err(|e| format!("sending shared memory: {e}"))?;
-            return Ok(ShmEnd { shared: self.shared, socket, side: 0 });
+            return Ok(ShmEnd::new(self.shared, socket, 0, process));
         }
     }
 }
@@ -141,7 +160,7 @@ pub(crate) async fn meet(token: &Token, others: bool) -> Result<ShmEnd, Reason> 
         }
         errno => format!("connecting to a Unix socket: {errno}"),
     })?;
-    check_user(&socket, others)?;
+    let process = check_user(&socket, others)?;
     socket::send(socket.as_fd(), &token[16..], None).map_err(|e| format!("sending on a Unix socket: {e}"))?;
     let socket = watch(socket)?;
     let mut bytes = [0; 64];
@@ -150,5 +169,5 @@ pub(crate) async fn meet(token: &Token, others: bool) -> Result<ShmEnd, Reason> 
         return Err("the peer refused to share memory".to_owned());
     };
     let shared = Shared::of_peer(file.as_fd()).map_err(|e| format!("mapping shared memory: {e}"))?;
-    Ok(ShmEnd { shared, socket: socket.into_inner(), side: 1 })
+    Ok(ShmEnd::new(shared, socket.into_inner(), 1, process).explore())
 }

@@ -5,7 +5,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
@@ -25,6 +25,9 @@ const CONSUMED: usize = 0;
 const RELEASED: usize = 8;
 const SLEEPS: usize = 128;
 const WAITS: usize = 256;
+/// What the producer shows of its own memory, and whether the consumer could read it there: 1, or 2 if not.
+const PROBE: usize = 384;
+const READS: usize = 16;
 
 /// Seals without which a file could shrink under a mapping.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
@@ -82,6 +85,8 @@ pub(super) struct Shared {
     control: Mapping,
     /// Each twice as long as a ring.
     rings: [Mapping; 2],
+    /// A number that the peer looks for in this process's memory.
+    probe: Box<u64>,
 }
 
 impl Shared {
@@ -90,16 +95,16 @@ impl Shared {
         let fd = rustix::fs::memfd_create("gpusock-rings", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::ftruncate(&fd, SIZE as u64)?;
         rustix::fs::fcntl_add_seals(&fd, SEALS | SealFlags::SEAL)?;
-        Ok((Self::map(fd.as_fd())?, fd))
+        Ok((Self::map(fd.as_fd(), 0)?, fd))
     }
 
     /// The memory that the peer made.
     pub(super) fn of_peer(fd: BorrowedFd<'_>) -> Result<Self, Errno> {
         check(fd, SIZE)?;
-        Self::map(fd)
+        Self::map(fd, 1)
     }
 
-    fn map(fd: BorrowedFd<'_>) -> Result<Self, Errno> {
+    fn map(fd: BorrowedFd<'_>, side: usize) -> Result<Self, Errno> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory that exists.
         let control = unsafe { rustix::mm::mmap(std::ptr::null_mut(), PAGE, access, MapFlags::SHARED, fd, 0)? };
@@ -117,7 +122,30 @@ impl Shared {
             }
             Ok(ring)
         };
-        Ok(Shared { control, rings: [ring(0)?, ring(1)?] })
+        let mut number = [0; 8];
+        getrandom::fill(&mut number).map_err(|_| Errno::IO)?;
+        let shared = Shared { control, rings: [ring(0)?, ring(1)?], probe: Box::new(u64::from_le_bytes(number)) };
+        shared.word(side, PROBE).store(std::ptr::from_ref(&*shared.probe).addr() as u64, Ordering::Relaxed);
+        shared.word(side, PROBE + 8).store(*shared.probe, Ordering::Release);
+        Ok(shared)
+    }
+
+    /// Finds out whether this process may read the memory of the peer's, which produces from side `from`, and tells it.
+    pub(super) fn try_reading(&self, from: usize, peer: Option<rustix::process::Pid>) -> Result<(), Errno> {
+        let number = self.word(from, PROBE + 8).load(Ordering::Acquire);
+        let address = self.word(from, PROBE).load(Ordering::Relaxed);
+        let mut seen = 0u64;
+        // A process of another process namespace has no number here.
+        let read = peer.ok_or(Errno::SRCH).and_then(|peer| {
+            // SAFETY: eight bytes of this side's own.
+            unsafe { read_process(peer, address, std::ptr::from_mut(&mut seen).cast(), 8) }
+        });
+        let read = match read {
+            Ok(()) if seen != number => Err(Errno::SRCH),
+            other => other,
+        };
+        self.word(from, READS).store(if read.is_ok() { 1 } else { 2 }, Ordering::Release);
+        read
     }
 
     /// A word of the control page, in the direction that `from` produces.
@@ -126,6 +154,32 @@ impl Shared {
         // SAFETY: within the page, aligned, mapped for as long as `self`; both sides use it as an atomic word only.
         unsafe { AtomicU64::from_ptr(pointer.cast()) }
     }
+}
+
+/// Copies bytes of another process's memory.
+///
+/// # Safety
+///
+/// `to` is valid for writes of `len` bytes.
+pub(super) unsafe fn read_process(peer: rustix::process::Pid, from: u64, to: *mut u8, len: usize) -> Result<(), Errno> {
+    let mut done = 0;
+    while done < len {
+        let local = libc::iovec { iov_base: to.wrapping_add(done).cast(), iov_len: len - done };
+        let remote = libc::iovec { iov_base: (from as usize).wrapping_add(done) as *mut libc::c_void, iov_len: len - done };
+        // SAFETY: the local range is the caller's word; the remote one is an address in another process, which the kernel checks.
+        let n = unsafe { libc::process_vm_readv(peer.as_raw_nonzero().get(), &local, 1, &remote, 1, 0) };
+        match usize::try_from(n) {
+            Ok(0) => return Err(Errno::FAULT),
+            Ok(n) => done += n,
+            Err(_) => {
+                let errno = std::io::Error::last_os_error().raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error);
+                if errno != Errno::INTR {
+                    return Err(errno);
+                }
+            }
+        }
+    }
+    Ok(())
 }
 
 /// One direction of a connection's memory.
@@ -144,6 +198,11 @@ impl Direction {
     /// How many frames with named memory the consumer is done with.
     pub(super) fn released(&self) -> &AtomicU64 {
         self.shared.word(self.from, RELEASED)
+    }
+
+    /// Whether the consumer can read this side's memory in place.
+    pub(super) fn is_read(&self) -> bool {
+        self.shared.word(self.from, READS).load(Ordering::Relaxed) == 1
     }
 
     /// The address of a position; a record from there on is in one piece.

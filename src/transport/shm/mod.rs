@@ -24,11 +24,6 @@ use std::sync::Arc;
 use crate::error::Error;
 use crate::transport::tcp::rx::violation;
 
-/// How it is set up, for the report.
-pub(crate) fn describe() -> String {
-    "the peer is on this host: long payloads of memory files are read in place, others pass through a ring".to_owned()
-}
-
 fn corrupt(what: ring::Corrupt) -> Error {
     violation(&what.0)
 }

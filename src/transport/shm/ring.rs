@@ -73,6 +73,8 @@ pub(super) enum Kind {
     Piece = 3,
     /// A frame; the body names the memory in which its payload is.
     Named = 4,
+    /// A frame; the body is the address of its payload in the producer's process.
+    Placed = 5,
 }
 
 /// The first word of a record.
@@ -95,6 +97,7 @@ impl Record {
             0x82 => Kind::Begun,
             0x83 => Kind::Piece,
             0x84 => Kind::Named,
+            0x85 => Kind::Placed,
             _ => return None,
         };
         let (head, body) = ((word >> 32) as usize & 0xff_ffff, word as u32 as usize);

@@ -26,6 +26,8 @@ enum Source {
     Pieces,
     /// In memory of the peer's.
     Named { name: u64, offset: u64 },
+    /// At an address in the peer's process.
+    Placed { address: u64 },
 }
 
 /// A frame of which the payload has not landed yet.
@@ -81,6 +83,11 @@ impl ShmReceiver {
                 let (name, offset) = (u128::from_le_bytes(words) as u64, (u128::from_le_bytes(words) >> 64) as u64);
                 Source::Named { name, offset }
             }
+            Kind::Placed if record.body == 8 => {
+                let mut word = [0; 8];
+                self.consumer.store().get(at + record.head as u64, &mut word);
+                Source::Placed { address: u64::from_le_bytes(word) }
+            }
             _ => return Err(violation(&"a frame in a record of the wrong kind or length")),
         };
         let (dest, arrival) = sink.frame(head, len as u32, false)?;
@@ -104,9 +111,9 @@ impl ShmReceiver {
                 self.consume(record);
                 Ok(true)
             }
-            Source::Named { name, offset } => {
+            source @ (Source::Named { .. } | Source::Placed { .. }) => {
                 let record = pending.record;
-                self.read_named(sink, name, offset)?;
+                self.read_in_place(sink, source)?;
                 self.released += 1;
                 self.consumer.store().released().store(self.released, Ordering::Release);
                 self.consume(record);
@@ -171,16 +178,20 @@ impl ShmReceiver {
     }
 
     /// Copies a payload out of the peer's memory.
-    fn read_named(&mut self, sink: &mut dyn Sink, name: u64, offset: u64) -> Result<(), Error> {
+    fn read_in_place(&mut self, sink: &mut dyn Sink, source: Source) -> Result<(), Error> {
         let Some(pending) = &mut self.pending else { return Ok(()) };
         let beyond = || violation(&"a payload beyond the end of its memory");
         match &pending.dest {
             Dest::Memory(chunk) if sink.wants(&pending.arrival.token) => {
                 sink.pause();
-                let copied = self
-                    .link
-                    .mapping(name)
-                    .and_then(|mapping| copy::from_peer(&mapping, offset, chunk, 0, pending.len)?.ok_or_else(beyond));
+                let copied = match source {
+                    Source::Named { name, offset } => self
+                        .link
+                        .mapping(name)
+                        .and_then(|mapping| copy::from_peer(&mapping, offset, chunk, 0, pending.len)?.ok_or_else(beyond)),
+                    Source::Placed { address } => copy::from_process(self.link.peer(), address, chunk, pending.len),
+                    Source::Whole | Source::Pieces => Ok(()),
+                };
                 sink.resume();
                 copied
             }

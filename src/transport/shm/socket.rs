@@ -4,12 +4,13 @@
 //! itself says could be changed by a peer that shares it.
 
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::io::{Errno, IoSlice, IoSliceMut};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
 };
+use rustix::process::Pid;
 
 /// What one side tells the other.
 #[derive(Debug)]
@@ -68,6 +69,22 @@ pub(super) fn export(socket: BorrowedFd<'_>, name: u64, len: u64, file: Borrowed
 
 pub(super) fn forget(socket: BorrowedFd<'_>, name: u64) -> Result<(), Errno> {
     send(socket, &[FORGET, name].map(u64::to_le_bytes).concat(), None)
+}
+
+/// The process at the other end, if it has a number in this namespace, and its user.
+pub(super) fn peer(socket: BorrowedFd<'_>) -> Result<(Option<Pid>, u32), Errno> {
+    let mut who = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    // Not rustix's, whose type has no room for the zero that a process of another namespace has for a number.
+    // SAFETY: writes at most `len` bytes to a place that has them.
+    let answer = unsafe {
+        let to = std::ptr::from_mut(&mut who).cast();
+        libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, to, &mut len)
+    };
+    if answer != 0 {
+        return Err(std::io::Error::last_os_error().raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error));
+    }
+    Ok((Pid::from_raw(who.pid), who.uid))
 }
 
 /// The next packet, if there is one.

@@ -22,7 +22,10 @@ fn links() -> (Arc<Link>, Arc<Link>) {
     let (a, b) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
     let (shared, file) = Shared::create().unwrap();
     let other = Shared::of_peer(file.as_fd()).unwrap();
-    (Link::new(shared, a, 0), Link::new(other, b, 1))
+    let process = Some(rustix::process::getpid());
+    shared.try_reading(1, process).unwrap();
+    other.try_reading(0, process).unwrap();
+    (Link::new(shared, a, 0, process), Link::new(other, b, 1, process))
 }
 
 /// Takes every payload into memory of its own, as long as that goes.
@@ -103,7 +106,7 @@ fn payloads_come_whole() {
     let (mut sender, mut receiver) = (ShmSender::new(&a), ShmReceiver::new(&b));
     let mut sink = Taker::default();
     let mut expected = Vec::new();
-    // In the record, in pieces (the heap), and in place (memory files, from 256 KiB on).
+    // In the record, in pieces, by address (the heap), and in place (memory files, from 256 KiB on).
     for (i, len) in [1, 8, 64, 16 << 10, (16 << 10) + 1, 100_000, 300_000, 1 << 20, 3].into_iter().enumerate() {
         let (payload, bytes) = filled(len);
         let part = payload.sub(len / 3, len - len / 3).unwrap();
@@ -213,7 +216,7 @@ proptest! {
         seed: u64,
         words in proptest::collection::vec((0u64..2048, prop_oneof![
             any::<u64>(),
-            (1u64..6, 0u64..100, 0u64..20_000).prop_map(|(kind, head, body)| 1 << 63 | kind << 56 | head << 32 | body),
+            (1u64..7, 0u64..100, 0u64..20_000).prop_map(|(kind, head, body)| 1 << 63 | kind << 56 | head << 32 | body),
         ]), 0..200),
         heads in proptest::collection::vec((0u64..2048, 0u8..16, any::<u16>()), 0..200),
         buffered: bool,

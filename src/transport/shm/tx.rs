@@ -15,6 +15,9 @@ use crate::transport::Sender;
 
 /// Payloads in memory files are copied through the ring up to this length, and read by the peer in place from there on, in bytes.
 const COPY_MAX: u64 = BODY as u64;
+/// Payloads in other memory from this length on are read by the peer in place, where it can, in bytes. A system call and its page walks cost
+/// more than two copies of less.
+const PLACE_MIN: u64 = 32 << 10;
 /// Frames with named memory that the peer may hold at a time.
 const NAMED_MAX: usize = 256;
 
@@ -149,6 +152,11 @@ impl Sender for ShmSender {
             Some(name) => {
                 let place = [name, chunk.offset()].map(u64::to_le_bytes).concat();
                 self.put(Kind::Named, head, place.len(), |ring, to| super::ring::Store::put(ring, to, &place));
+                self.named.push_back((chunk, sent));
+            }
+            None if len >= PLACE_MIN && !sent.needs_copy() && chunk.is_ordinary() && self.producer.store().is_read() => {
+                let address = (chunk.as_ptr().addr() as u64).to_le_bytes();
+                self.put(Kind::Placed, head, 8, |ring, to| super::ring::Store::put(ring, to, &address));
                 self.named.push_back((chunk, sent));
             }
             None => {
