@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 use std::process::{ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use clap::Parser;
 use gpusock::{Access, Context, GpuBuf, GpuEndpoint, PathKind, RemoteBuf};
 use tokio::process::{Child, Command};
@@ -77,7 +77,7 @@ async fn prefill(args: &Args) -> Result<()> {
     let mut child = start_decode(&listener.local_addr()?.to_string(), args)?;
     let endpoint = tokio::select! {
         endpoint = listener.accept() => endpoint?,
-        status = child.wait() => anyhow::bail!("the decode process ended before it connected: {}", status?),
+        status = child.wait() => bail!("the decode process ended before it connected: {}", status?),
     };
 
     let mut outcome = Outcome::default();
@@ -105,28 +105,43 @@ async fn transfer(endpoint: &GpuEndpoint, cache: &GpuBuf, args: &Args, outcome: 
     let remote = RemoteBuf::from_bytes(&descriptor)?;
     // The decode process draws its pages from the seed itself.
     let mut random = Random(!args.seed);
+    let mut image = vec![0; PAGES * PAGE];
     for round in 1..=args.rounds {
         let pages = scatter(&mut random);
-        let sums = fill(cache, &pages, &mut random)?;
-        let there = receive(endpoint, BLOCKS).await.with_context(|| format!("round {round}: waiting for the page table"))?;
-        let place = |page: u64| page.saturating_mul(PAGE as u64)..page.saturating_add(1).saturating_mul(PAGE as u64);
-        let piece = |(&from, &to): (&u64, &u64)| Ok((cache.slice(place(from)), remote.slice(place(to))?));
-        let pieces = pages.iter().zip(&there).map(piece).collect::<Result<Vec<_>>>()?;
-
-        let start = Instant::now();
-        let written = endpoint.write_remote_vectored(pieces).notify(WRITTEN).await;
-        let seconds = start.elapsed().as_secs_f64();
-        let receipt = written.with_context(|| format!("round {round}: writing the blocks"))?;
-        outcome.gigabytes_per_second.push(receipt.bytes as f64 / 1e9 / seconds);
-        outcome.paths.insert(receipt.path);
-
-        endpoint.send_bytes(to_bytes(&sums)).await.with_context(|| format!("round {round}: sending the checksums"))?;
-        let verdict = receive(endpoint, 2).await.with_context(|| format!("round {round}: waiting for the verdict"))?;
-        if verdict != [0, 0] {
-            eprintln!("round {round}: {} blocks are wrong, and {} pages that nobody wrote", verdict[0], verdict[1]);
-        }
-        outcome.wrong += verdict.iter().sum::<u64>();
+        // Older blocks stay on the other pages, so that a read from a wrong one can be seen.
+        let sums: Vec<_> = pages.iter().map(|&page| fill(&mut image[range(page)], &mut random)).collect();
+        cache.copy_from_slice(0, &image)?;
+        push(endpoint, cache, &pages, &sums, &remote, outcome).await.with_context(|| format!("round {round}"))?;
     }
+    Ok(())
+}
+
+/// One round: writes the blocks on these pages to where the decode process wants them.
+async fn push(
+    endpoint: &GpuEndpoint,
+    cache: &GpuBuf,
+    pages: &[u64],
+    sums: &[u64],
+    remote: &RemoteBuf,
+    outcome: &mut Outcome,
+) -> Result<()> {
+    let table = receive(endpoint, BLOCKS).await.context("waiting for the page table")?;
+    ensure!(table.iter().all(|&page| page < PAGES as u64), "the page table names a page that is none");
+    let bytes = |page| page * PAGE as u64..(page + 1) * PAGE as u64;
+    let piece = |(&from, &to): (&u64, &u64)| Ok((cache.slice(bytes(from)), remote.slice(bytes(to))?));
+    let pieces = pages.iter().zip(&table).map(piece).collect::<Result<Vec<_>>>()?;
+
+    let start = Instant::now();
+    let receipt = endpoint.write_remote_vectored(pieces).notify(WRITTEN).await.context("writing the blocks")?;
+    outcome.gigabytes_per_second.push(receipt.bytes as f64 / 1e9 / start.elapsed().as_secs_f64());
+    outcome.paths.insert(receipt.path);
+
+    endpoint.send_bytes(to_bytes(sums)).await.context("sending the checksums")?;
+    let wrong = receive(endpoint, 2).await.context("waiting for the verdict")?;
+    if wrong != [0, 0] {
+        eprintln!("round {}: {} blocks are wrong, and {} other pages", outcome.gigabytes_per_second.len(), wrong[0], wrong[1]);
+    }
+    outcome.wrong += wrong.iter().sum::<u64>();
     Ok(())
 }
 
@@ -140,27 +155,33 @@ async fn decode(address: &str, args: &Args) -> Result<()> {
 
     let mut random = Random(args.seed);
     let mut image = vec![0; PAGES * PAGE];
-    let blank = checksum(&image[..PAGE]);
     for round in 1..=args.rounds {
         let pages = scatter(&mut random);
-        endpoint.send_bytes(to_bytes(&pages)).await.with_context(|| format!("round {round}: sending the page table"))?;
-        endpoint.notified(WRITTEN, 1).await.with_context(|| format!("round {round}: waiting for the blocks"))?;
-        let sums = receive(&endpoint, BLOCKS).await.with_context(|| format!("round {round}: waiting for the checksums"))?;
-
-        // A block for each page that has one.
-        let mut blocks = vec![None; PAGES];
-        pages.iter().zip(sums).for_each(|(&page, sum)| blocks[page as usize] = Some(sum));
-        cache.copy_to_slice(0, &mut image)?;
-        let mut wrong = [0, 0];
-        for (page, block) in image.chunks_exact(PAGE).zip(&blocks) {
-            wrong[usize::from(block.is_none())] += u64::from(checksum(page) != block.unwrap_or(blank));
-        }
-        // The next page table goes out only when every page is zero again.
-        image.fill(0);
-        cache.copy_from_slice(0, &image)?;
-        endpoint.send_bytes(to_bytes(&wrong)).await.with_context(|| format!("round {round}: sending the verdict"))?;
+        pull(&endpoint, &cache, &pages, &mut image).await.with_context(|| format!("round {round}"))?;
     }
     endpoint.close().await.context("closing")
+}
+
+/// One round: has blocks written to these pages, checks all pages, and clears them.
+async fn pull(endpoint: &GpuEndpoint, cache: &GpuBuf, pages: &[u64], image: &mut [u8]) -> Result<()> {
+    endpoint.send_bytes(to_bytes(pages)).await.context("sending the page table")?;
+    endpoint.notified(WRITTEN, 1).await.context("waiting for the blocks")?;
+    let sums = receive(endpoint, BLOCKS).await.context("waiting for the checksums")?;
+
+    let blank = checksum(&[0; PAGE]);
+    // The checksum of its block, for each page that has one.
+    let mut blocks = vec![None; PAGES];
+    pages.iter().zip(sums).for_each(|(&page, sum)| blocks[page as usize] = Some(sum));
+    cache.copy_to_slice(0, image)?;
+    let mut wrong = [0, 0];
+    for (page, block) in image.chunks_exact(PAGE).zip(&blocks) {
+        wrong[usize::from(block.is_none())] += u64::from(checksum(page) != block.unwrap_or(blank));
+    }
+    // The next page table goes out only when every page is zero again.
+    image.fill(0);
+    cache.copy_from_slice(0, image)?;
+    endpoint.send_bytes(to_bytes(&wrong)).await.context("sending the verdict")?;
+    Ok(())
 }
 
 /// Starts this program as the decode process. It does not outlive this one.
@@ -182,15 +203,15 @@ fn scatter(random: &mut Random) -> Vec<u64> {
     pages
 }
 
-/// Puts new blocks on these pages, and answers their checksums. Older blocks stay on the others.
-fn fill(cache: &GpuBuf, pages: &[u64], random: &mut Random) -> Result<Vec<u64>> {
-    let mut block = vec![0; PAGE];
-    let one = |&page: &u64| {
-        block.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&random.next().to_le_bytes()));
-        cache.copy_from_slice(page * PAGE as u64, &block)?;
-        Ok(checksum(&block))
-    };
-    pages.iter().map(one).collect()
+/// Where a page lies in a cache.
+fn range(page: u64) -> std::ops::Range<usize> {
+    page as usize * PAGE..(page as usize + 1) * PAGE
+}
+
+/// Makes a new block, and answers its checksum.
+fn fill(block: &mut [u8], random: &mut Random) -> u64 {
+    block.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&random.next().to_le_bytes()));
+    checksum(block)
 }
 
 /// As FNV-1a, but eight bytes at a time. The rotation brings the high bits back to the low ones.

@@ -7,15 +7,15 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 dir=${1:?usage: tests/gpu-pack.sh DIR}
 mkdir -p "$dir"
-cargo build --locked --release --bin gpusock --example cuda_stream --example parameter_server
+cargo build --locked --release --bin gpusock --example cuda_stream --example kv_transfer --example parameter_server
 # The path of the test program comes out of cargo's own report.
 test=$(cargo test --locked --release --test gpu --no-run --message-format=json 2>/dev/null |
   sed -n 's/.*"name":"gpu".*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)
 [ -x "$test" ] || { echo "the tests were not built" >&2; exit 1; }
 cp "$test" "$dir/gpu"
 built=${CARGO_TARGET_DIR:-target}/release
-cp "$built/gpusock" "$built/examples/cuda_stream" "$built/examples/parameter_server" "$dir"
-strip "$dir"/{gpu,gpusock,cuda_stream,parameter_server}
+cp "$built/gpusock" "$built"/examples/{cuda_stream,kv_transfer,parameter_server} "$dir"
+strip "$dir"/{gpu,gpusock,cuda_stream,kv_transfer,parameter_server}
 cat >"$dir/run.sh" <<'RUN'
 #!/usr/bin/env bash
 # Each test in a process of its own: some measure free memory, and some break the device's context.
@@ -44,6 +44,7 @@ example() {
 }
 example ./cuda_stream
 example env GPUSOCK_PATHS=tcp-staged ./cuda_stream
+example ./kv_transfer --device cuda:0
 example ./parameter_server --device cuda:0
 echo "passed $passed"
 echo "failed $failed"

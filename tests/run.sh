@@ -84,6 +84,8 @@ gpu_examples() {
     GPUSOCK_PATHS=$path example 60 cuda_stream | tee "$work/log" || return 1
     grep -qE "^50 rounds, all words right, .* path $path\$" "$work/log" || return 1
   done
+  example 60 kv_transfer --device cuda:0 --rounds 5 | tee "$work/log" || return 1
+  grep -qE '^5 rounds of 4096 blocks, 67.1 MB each, path shm-staged,' "$work/log" || return 1
   cargo test --locked --example parameter_server a_gpu_takes_the_steps || return 1
   example 100 parameter_server --device cuda:0 | tee "$work/log" || return 1
   tail -n 1 "$work/log" | grep -qE '^test accuracy (0\.9[5-9]|1\.)[0-9]*, [0-9]+ updates, .* path shm-staged$'
@@ -92,6 +94,15 @@ gpu_examples() {
 on_model() { LD_LIBRARY_PATH=$PWD/$target/cuda_model "$@"; }
 
 other_examples() { example 60 pingpong && example 60 offer; }
+
+# Every page of both processes is compared by its checksum.
+kv_transfer() {
+  local path
+  for path in shm tcp; do
+    GPUSOCK_PATHS=$path example 60 kv_transfer | tee "$work/log" || return 1
+    grep -qE "^20 rounds of 4096 blocks, 67.1 MB each, path $path, median [0-9.]+ GB/s\$" "$work/log" || return 1
+  done
+}
 
 # tokio leaves its sockets out under `--cfg loom`, so the crate has a name of its own for it.
 loom() {
@@ -143,6 +154,7 @@ step 'examples, release build' cargo build --locked --release --examples
 step 'parameter server' parameter_server
 step 'parameter server, a worker killed' killed_worker
 step 'other examples' other_examples
+step 'KV transfer' kv_transfer
 step 'GPU examples, on a model' on_model gpu_examples
 if command -v python3 >/dev/null; then
   step 'beside other users of cudarc' tests/beside.sh
